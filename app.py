@@ -1,0 +1,29 @@
+"""The router: pages, the shared frame, and what to say when the services can't be opened. Nothing else."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from components import frame
+from components.services import lab
+from engine.errors import LabError
+
+st.set_page_config(page_title="vLLM Lab", page_icon=":material/bolt:", layout="wide", initial_sidebar_state=272)
+
+page = st.navigation(
+    [
+        st.Page("pages/home.py", title="Home", icon=":material/home:", default=True),
+        st.Page("pages/compare.py", title="HF vs vLLM", icon=":material/speed:", url_path="compare"),
+        st.Page("pages/chat.py", title="Chat", icon=":material/forum:", url_path="chat"),
+        st.Page("pages/server.py", title="Server", icon=":material/dns:", url_path="server"),
+        st.Page("pages/runs.py", title="Runs", icon=":material/history:", url_path="runs"),
+    ]
+)
+frame.style()
+try:
+    services = lab()
+except LabError as error:
+    frame.cannot_open(error)
+    st.stop()
+frame.sidebar(services)
+page.run()

@@ -1,0 +1,99 @@
+"""``python -m components.launch``: the app, with its services opened before any browser connects.
+
+The lifespan opens the services (which starts the server) and closes them again at shutdown, also after Ctrl-C or
+SIGTERM. ``LAB_PORT`` moves the app from port 8501.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import streamlit as st
+from streamlit import config as streamlit_config
+
+from components import services
+from engine.config import PROJECT_ROOT
+from engine.errors import ConfigError, LabError
+
+ADDRESS = "127.0.0.1"
+DEFAULT_PORT = 8501
+
+
+def app_port() -> int:
+    """Port of the app; raises ConfigError for a LAB_PORT that is no port."""
+    word = os.environ.get("LAB_PORT", "").strip()
+    if not word:
+        return DEFAULT_PORT
+    if not word.isdigit() or not 1024 <= int(word) <= 65535:
+        raise ConfigError(f"LAB_PORT is {word!r}.", "Use 1024 to 65535, or leave it unset for 8501.")
+    return int(word)
+
+
+def require_free(port: int) -> None:
+    """Raise ConfigError when something listens on the port already.
+
+    SO_REUSEADDR, so that the remains of an app that just ended don't count as taken.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((ADDRESS, port))
+        except OSError as error:
+            raise ConfigError(
+                f"Port {port} is taken, perhaps by a vLLM Lab that is open already (http://{ADDRESS}:{port}).",
+                f"Use that one, end it, or choose another port: LAB_PORT={port + 1} make run",
+            ) from error
+
+
+@asynccontextmanager
+async def lifespan(_app: st.App) -> AsyncIterator[dict[str, Any]]:
+    """Services from process start to process end."""
+    try:
+        await asyncio.to_thread(services.lab)
+    except LabError as error:  # the pages show it too, and try again
+        print(f"vLLM Lab: {error}", file=sys.stderr)
+    try:
+        yield {}
+    finally:
+        await asyncio.to_thread(services.close)
+
+
+def open_browser(port: int) -> None:
+    """Open the app in a browser where there is a display, a moment after the port answers."""
+    if not streamlit_config.get_option("server.headless"):
+        timer = threading.Timer(1.0, webbrowser.open, [f"http://{ADDRESS}:{port}"])
+        timer.daemon = True
+        timer.start()
+
+
+def main() -> int:
+    try:
+        port = app_port()
+        require_free(port)
+    except ConfigError as error:
+        print(f"vLLM Lab: {error}", file=sys.stderr)
+        return 2
+    open_browser(port)
+    app = st.App(PROJECT_ROOT / "app.py", lifespan=lifespan)
+    app.run(
+        config={
+            "server.address": ADDRESS,
+            "server.port": port,
+            "server.fileWatcherType": "none",
+            "server.showEmailPrompt": False,
+            "browser.gatherUsageStats": False,
+        }
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

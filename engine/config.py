@@ -1,0 +1,218 @@
+"""What can be chosen, as frozen values, and the only reader of environment variables.
+
+Every experiment and every server start is described completely by one of these values,
+so that a run can be repeated from what was saved with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+from engine.errors import ConfigError
+
+DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+OFFERED_MODELS = (
+    DEFAULT_MODEL,
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+    "Qwen/Qwen2.5-0.5B-Instruct",
+)
+DTYPES = ("auto", "half", "bfloat16", "float32")
+EXECUTOR_BACKENDS = ("mp", "ray")
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
+FALSE_WORDS = frozenset({"0", "false", "no", "off"})
+
+
+class Device(StrEnum):
+    """What vLLM runs on."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The environment variables of the lab, read once.
+
+    ``LAB_DATA_DIR`` moves everything the lab writes; ``LAB_DEVICE`` (cpu, cuda) overrides
+    detection; ``LAB_AUTOSTART=0`` leaves the server off; ``HF_HUB_OFFLINE=1`` keeps off the network.
+    """
+
+    data_dir: Path
+    device: Device | None = None
+    autostart: bool = True
+    hub_offline: bool = False
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """Read the variables; raises ConfigError for a value that means nothing."""
+        env = os.environ if environ is None else environ
+        data_dir = env.get("LAB_DATA_DIR", "").strip()
+        device = env.get("LAB_DEVICE", "").strip().lower()
+        if device not in ("", *Device):
+            raise ConfigError(f"LAB_DEVICE is {device!r}.", "Use cpu or cuda, or leave it unset.")
+        return cls(
+            data_dir=Path(data_dir).expanduser().resolve() if data_dir else PROJECT_ROOT / "data",
+            device=Device(device) if device else None,
+            autostart=_flag(env, "LAB_AUTOSTART", default=True),
+            hub_offline=_flag(env, "HF_HUB_OFFLINE", default=False),
+        )
+
+    @property
+    def database(self) -> Path:
+        return self.data_dir / "runs.db"
+
+    @property
+    def models_dir(self) -> Path:
+        return self.data_dir / "models"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.data_dir / "logs"
+
+    @property
+    def state_dir(self) -> Path:
+        """What is true only while something runs: locks, the running server's address."""
+        return self.data_dir / "state"
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """One vLLM server. ``None`` means: decided from the hardware and the model.
+
+    Lengths are tokens, memory is GiB. Names are vLLM's own flags.
+    """
+
+    model: str = DEFAULT_MODEL
+    max_model_len: int | None = 2048
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int | None = None
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    block_size: int | None = None
+    enforce_eager: bool | None = None
+    enable_prefix_caching: bool = True
+    gpu_memory_utilization: float = 0.9
+    kv_cache_gib: int | None = None
+    attention_backend: str | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    distributed_executor_backend: str | None = None
+    port: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.model.strip() or self.model.startswith("-"):
+            raise ConfigError(f"{self.model!r} is not a model name.", "Give a hub id (owner/name) or a folder.")
+        for name in ("max_num_seqs", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            _positive(name, getattr(self, name))
+        for name in ("max_model_len", "max_num_batched_tokens", "block_size", "kv_cache_gib"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype is {self.dtype!r}.", f"Use one of {', '.join(DTYPES)}.")
+        if not 0.05 <= self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}.", "Use a share from 0.05 to 1."
+            )
+        if self.distributed_executor_backend not in (None, *EXECUTOR_BACKENDS):
+            raise ConfigError(
+                f"distributed_executor_backend is {self.distributed_executor_backend!r}.", "Use mp or ray."
+            )
+        if self.port is not None and not 1024 <= self.port <= 65535:
+            raise ConfigError(f"Port {self.port} can't be used.", "Use 1024 to 65535, or leave it to the lab.")
+        batched = self.max_num_batched_tokens
+        if batched is not None and batched < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({batched}) is below max_num_seqs ({self.max_num_seqs}).",
+                "Every running sequence needs at least one token per step: raise the first or lower the second.",
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Rebuild from ``to_dict``; unknown names (a newer version's) are ignored."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An OpenAI-compatible server: where it is and what it serves.
+
+    ``base_url`` ends in ``/v1`` as the OpenAI SDK wants it. The key never shows in ``repr``.
+    """
+
+    base_url: str
+    model: str
+    api_key: str | None = None
+    max_model_len: int | None = None
+
+    @property
+    def root_url(self) -> str:
+        """Where ``/metrics``, ``/health`` and ``/tokenize`` live."""
+        return self.base_url.removesuffix("/v1")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+    def __repr__(self) -> str:
+        return f"Endpoint(base_url={self.base_url!r}, model={self.model!r}, max_model_len={self.max_model_len})"
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """HF against vLLM: the same prompt ids, output length, dtype and threads for both.
+
+    ``users`` are the numbers of simultaneous prompts to measure; ``eager_against_graphs``
+    restarts the server to measure vLLM both ways.
+    """
+
+    prompt: str = "Explain in simple words why the sky is blue."
+    max_tokens: int = 50
+    repeats: int = 3
+    users: tuple[int, ...] = (1,)
+    engines: tuple[str, ...] = ("hf", "vllm")
+    static_batch: bool = True
+    eager_against_graphs: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.prompt.strip():
+            raise ConfigError("The prompt is empty.", "Write something for the model to continue.")
+        if not 2 <= self.max_tokens <= 4096:
+            raise ConfigError(f"max_tokens is {self.max_tokens}.", "Use 2 to 4096: TPOT needs two tokens.")
+        if not 1 <= self.repeats <= 50:
+            raise ConfigError(f"repeats is {self.repeats}.", "Use 1 to 50.")
+        if not self.users or not all(1 <= n <= 256 for n in self.users):
+            raise ConfigError(f"users is {self.users}.", "Use one or more numbers from 1 to 256.")
+        unknown = set(self.engines) - {"hf", "vllm"}
+        if unknown or not self.engines:
+            raise ConfigError(f"Unknown engine {', '.join(sorted(unknown)) or '(none)'}.", "Use hf, vllm or both.")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{name} is {value}.", "Use a whole number of at least 1.")
+
+
+def _flag(env: Mapping[str, str], name: str, *, default: bool) -> bool:
+    word = env.get(name, "").strip().lower()
+    if word in TRUE_WORDS:
+        return True
+    if word in FALSE_WORDS:
+        return False
+    if word:
+        raise ConfigError(f"{name} is {word!r}.", "Use 1 or 0.")
+    return default

@@ -24,6 +24,8 @@ class EventParser:
 
     def feed(self, read: bytes) -> list[bytes]:
         """Events completed by these bytes; raises EventTooLarge."""
+        if self._is_one_event(read):  # nearly every read
+            return [read[6:-2]]
         lines = (self._rest + read).split(b"\n")
         self._rest = lines.pop()
         if len(self._rest) > MAX_EVENT_BYTES:
@@ -32,6 +34,11 @@ class EventParser:
         for line in lines:
             self._take(line.removesuffix(b"\r"), events)
         return events
+
+    def _is_one_event(self, read: bytes) -> bool:
+        if self._rest or self._data or not read.startswith(b"data: "):
+            return False
+        return read.find(b"\n") == len(read) - 2 and read.endswith(b"\n\n") and len(read) <= MAX_EVENT_BYTES
 
     def close(self) -> list[bytes]:
         """The event that lacked its blank line when the stream ended, if any."""

@@ -1,0 +1,1 @@
+"""The KV cache: how large it is and how it is shared out."""

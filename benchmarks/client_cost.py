@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from engine.chat import ChatOptions, request_body, stream_with_sdk
+from engine.chat import ChatOptions, request_body, sdk_client, stream_with_sdk
 from engine.client import AnswerRecorder, CompletionRequest, list_models, run_concurrently
 from engine.config import Endpoint
 from engine.errors import LabError
@@ -59,9 +59,12 @@ def sdk(endpoint: Endpoint, requests: Sequence[CompletionRequest]) -> list[Reque
 
 
 async def _sdk(endpoint: Endpoint, requests: Sequence[CompletionRequest]) -> list[RequestTrace]:
+    """One SDK client for all, as a program would; with one request its sending time is exact, as in Chat."""
     recorders = [AnswerRecorder(request.expected_tokens, None) for request in requests]
     bodies = [_sdk_body(endpoint, request) for request in requests]
-    await asyncio.gather(*(stream_with_sdk(r, endpoint, b) for r, b in zip(recorders, bodies, strict=True)))
+    on_send = recorders[0].mark_sent if len(recorders) == 1 else None
+    async with sdk_client(endpoint, on_send) as client:
+        await asyncio.gather(*(stream_with_sdk(client, r, b) for r, b in zip(recorders, bodies, strict=True)))
     return [recorder.trace() for recorder in recorders]
 
 
@@ -136,9 +139,10 @@ def _whole(trace: RequestTrace) -> RequestTrace:
 
 
 @contextmanager
-def fake_server(tokens: int, gap_ms: float) -> Iterator[Endpoint]:
+def fake_server(tokens: int, gap_ms: float, ttft_ms: float = 100.0) -> Iterator[Endpoint]:
     """In a process of its own, so that its CPU time isn't counted; ends with its standard input."""
-    command = [sys.executable, "-m", "tests.fake_openai", "--tokens", str(tokens), "--gap-ms", str(gap_ms)]
+    command = [sys.executable, "-m", "tests.fake_openai"]
+    command += ["--tokens", str(tokens), "--gap-ms", str(gap_ms), "--ttft-ms", str(ttft_ms)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -169,9 +173,9 @@ def main() -> int:
     parser.add_argument("--base-url", help="a real server, e.g. http://127.0.0.1:8000/v1")
     parser.add_argument("--api-key")
     parser.add_argument("--model", help="default: the first one it serves")
-    parser.add_argument("--users", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--gap-ms", type=float, default=10.0, help="between tokens of the fake server")
+    parser.add_argument("--users", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--gap-ms", type=float, default=20.0, help="between tokens of the fake server")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--agreement-repeats", type=int, default=10)
     args = parser.parse_args()

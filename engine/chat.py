@@ -7,14 +7,18 @@ recorder as every measurement, so the numbers beside a chat mean the same as all
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import ssl
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.client import IDLE_TIMEOUT_S, AnswerRecorder, count_tokens
 from engine.config import Endpoint
@@ -32,10 +36,15 @@ from engine.fetch import (
 )
 from engine.metrics import RequestTrace
 
+if TYPE_CHECKING:
+    import openai
+
 logger = logging.getLogger(__name__)
 MAX_TOKENS = 1_000_000
 MAX_SESSIONS = 64
 STOP_TIMEOUT_S = 5.0
+
+OnEvent = Callable[[dict[str, Any], float], object]
 
 
 class TurnStatus(StrEnum):
@@ -273,7 +282,8 @@ class ChatSession:
             if self._stop.is_set():
                 task.cancel()
         await asyncio.sleep(0)  # a stop pressed before this point ends it here
-        await stream_with_sdk(live.recorder, endpoint, body, live.take)
+        async with sdk_client(endpoint, live.recorder.mark_sent) as client:
+            await stream_with_sdk(client, live.recorder, body, live.take)
 
 
 class ChatRegistry:
@@ -358,43 +368,73 @@ def request_body(
     }
 
 
-async def stream_with_sdk(recorder: AnswerRecorder, endpoint: Endpoint, body: dict[str, Any], take: Any = None) -> None:
-    """One chat completion through the OpenAI SDK; failures end up in the recorder.
+def sdk_client(endpoint: Endpoint, on_send: Callable[[], None] | None = None) -> openai.AsyncOpenAI:
+    """An OpenAI client that retries nothing, follows no redirect and reads no proxy settings.
 
-    ``take(event, perf_counter_seconds)`` gets every chunk as a dict, ``recorder.take_event`` by default.
+    ``on_send`` is called when a request goes to the network: what the SDK does before isn't waiting for a server.
     """
-    import httpx2  # here, because the SDK takes a second to import and most sessions never chat
-    import openai
+    import openai  # here, because it takes a second and most sessions never chat
 
-    take = take or recorder.take_event
-    client = openai.AsyncOpenAI(
+    async def hook(_: object) -> None:
+        if on_send is not None:
+            on_send()
+
+    return openai.AsyncOpenAI(
         base_url=endpoint.base_url,
         api_key=endpoint.api_key or "none",
         max_retries=0,
         timeout=openai.Timeout(IDLE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-        http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False, trust_env=False),
+        http_client=openai.DefaultAsyncHttpxClient(
+            follow_redirects=False,
+            trust_env=False,
+            verify=_ssl_context(),
+            limits=openai.DEFAULT_CONNECTION_LIMITS,
+            event_hooks={"request": [hook]},
+        ),
     )
+
+
+@cache
+def _ssl_context() -> ssl.SSLContext:
+    """Made once: reading the certificates costs tens of milliseconds, more than a short answer."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
+
+
+async def stream_with_sdk(
+    client: openai.AsyncOpenAI, recorder: AnswerRecorder, body: dict[str, Any], take: OnEvent | None = None
+) -> None:
+    """One chat completion through the OpenAI SDK; failures end up in the recorder.
+
+    ``take(event, perf_counter_seconds)`` gets every chunk as a dict, ``recorder.take_event`` by default.
+    """
+    import httpx2
+    import openai
+
+    take = take or recorder.take_event
+    recorder.sent_s = time.perf_counter()
     try:
-        async with client:
-            recorder.sent_s = time.perf_counter()
-            async with await client.chat.completions.create(**body) as chunks:
-                async for chunk in chunks:
-                    now_s = time.perf_counter()
-                    take(chunk.model_dump(warnings=False), now_s)
+        async with await client.chat.completions.create(**body) as chunks:
+            async for chunk in chunks:
+                now_s = time.perf_counter()
+                take(chunk.model_dump(warnings=False), now_s)
     except openai.APIStatusError as error:
         recorder.refuse(rejection(error.status_code, error.response.content))
     except openai.APITimeoutError:
         recorder.fail("The server didn't answer in time.", "It may hang: restart it.")
     except openai.APIConnectionError as error:
         if isinstance(error.__cause__, httpx2.ConnectError):
-            lost = unreachable(endpoint.base_url, error.__cause__)
+            lost = unreachable(str(client.base_url), error.__cause__)
             recorder.refuse(RequestRejected(lost.cause, lost.remedy))
         else:
             recorder.fail(CONNECTION_BROKE, STILL_RUNNING)
     except openai.APIError as error:
         message = message_of(error.body) if error.body else error.message
         recorder.fail(cause_of(message, None), remedy_for(message, None))
-    except (httpx2.HTTPError, ValueError):
+    except json.JSONDecodeError:
+        recorder.fail("The server sent an event that isn't JSON.")
+    except httpx2.HTTPError:
         recorder.fail(CONNECTION_BROKE, STILL_RUNNING)
     finally:
         recorder.ended_s = time.perf_counter()

@@ -258,6 +258,9 @@ class AnswerRecorder:
         self.rejected = False
         self.status: int | None = None
 
+    def mark_sent(self) -> None:
+        self.sent_s = time.perf_counter()
+
     def take(self, data: bytes, now_s: float) -> bool:
         """One event as it was sent; True when it was the last one wanted."""
         if data == DONE:
@@ -344,7 +347,7 @@ async def _stream_into(
     url = f"{endpoint.base_url}{request.path}"
     body = json.dumps(request.body(endpoint.model)).encode()
     headers = endpoint.headers | {"Content-Type": "application/json"}
-    recorder.sent_s = time.perf_counter()
+    recorder.mark_sent()
     try:
         async with (
             _time_limits(recorder, timeout_s, idle_timeout_s),
@@ -373,6 +376,7 @@ async def _time_limits(recorder: AnswerRecorder, timeout_s: float, idle_timeout_
     recorder.last_read_s = time.perf_counter()
     end_s = recorder.last_read_s + timeout_s
     loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
 
     def check() -> None:
         nonlocal timer
@@ -383,11 +387,12 @@ async def _time_limits(recorder: AnswerRecorder, timeout_s: float, idle_timeout_
             timer = loop.call_later(left_s, check)
 
     async with asyncio.timeout(None) as limit:
-        timer = loop.call_later(min(timeout_s, idle_timeout_s), check)
+        check()
         try:
             yield
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
 
 
 async def _read_answer(recorder: AnswerRecorder, response: aiohttp.ClientResponse) -> None:

@@ -25,7 +25,7 @@ class EventParser:
     def feed(self, read: bytes) -> list[bytes]:
         """Events completed by these bytes; raises EventTooLarge."""
         if self._is_one_event(read):  # nearly every read
-            return [read[6:-2]]
+            return [read[6:-2].removesuffix(b"\r")]
         lines = (self._rest + read).split(b"\n")
         self._rest = lines.pop()
         if len(self._rest) > MAX_EVENT_BYTES:

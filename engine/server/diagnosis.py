@@ -11,6 +11,7 @@ import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from pathlib import Path
 
 from engine.config import ServerConfig
@@ -19,6 +20,7 @@ from engine.server.state import Diagnosis
 
 HEAD_BYTES = TAIL_BYTES = 2 * 1024 * 1024
 LINES_AROUND = 2
+WINDOW = 50
 LAST_LINES = 8
 MAX_LINE_CHARS = 400
 READY_MARK = "Application startup complete"
@@ -31,8 +33,13 @@ WRAPPERS = (
     "EngineCore encountered an issue",
     "WorkerProc initialization failed",
 )
-# Part of every stop, of a failed start too.
-NORMAL_SHUTDOWN = "[shutdown]"
+# Part of every stop, also of a failed start's: says nothing about the cause.
+NOISE = re.compile(
+    r"\[shutdown\]|^[\s^~]*$|^nanobind: | - leaked |^ - \.\.\. skipped|nanobind\.readthedocs|resource_tracker"
+)
+STOP_ASKED = "[shutdown] API server: shutdown triggered"
+# Where the report of an exception begins again, as the interpreter's own.
+REPEATED = re.compile(r"^Process \S+:$|^Traceback \(")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 PREFIX = re.compile(
     r"^(?:\((?P<process>[\w.-]+)(?: [^()]*)?\bpid=\d+[^()]*\) ?)?"
@@ -41,7 +48,6 @@ PREFIX = re.compile(
 )
 EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: |:?$)")
 ENGINE_PROCESS = re.compile(r"Engine|Worker|Rank", re.IGNORECASE)
-UNDERLINE = re.compile(r"^[\s^~]*$")
 SIGNAL_WORDS = {
     signal.SIGKILL: "was killed (SIGKILL): by the system because memory ran out, or by someone",
     signal.SIGILL: "was stopped by an illegal instruction (SIGILL): this CPU lacks one that vLLM was built with",
@@ -69,20 +75,17 @@ class LogLine:
 
     @property
     def noise(self) -> bool:
-        return NORMAL_SHUTDOWN in self.text or UNDERLINE.match(self.text) is not None
+        return NOISE.search(self.text) is not None
 
 
-def diagnose(
-    lines: Sequence[str], *, exit_code: int | None, config: ServerConfig, was_ready: bool
-) -> Diagnosis:
+def diagnose(lines: Sequence[str], *, exit_code: int | None, config: ServerConfig, was_ready: bool) -> Diagnosis:
     """Explain why a server did not start (``was_ready`` False) or died (True).
 
     ``exit_code`` is subprocess's: negative for a signal, None while the process still runs. Never raises for
     any log, an empty one included.
     """
-    log = [parse_line(line) for line in lines]
-    if was_ready:
-        log = _after_start(log)
+    whole = [parse_line(line) for line in lines]
+    log = _after_start(_before_stop(whole)) if was_ready else _before_stop(whole)
     scopes = (Scope.SERVER, Scope.ANY) if was_ready else tuple(Scope)
     rules = [rule for rule in load_rules() if rule.scope in scopes]
     exact = [rule for rule in rules if not rule.generic]
@@ -96,13 +99,11 @@ def diagnose(
         or _known([rule for rule in rules if rule.generic], everything, log, config)
         or _known(exact, everything, log, config)
         or _by_exit_code(rules, log, exit_code, config)
-        or _unknown(log, exit_code, was_ready)
+        or _unknown(whole, exit_code, was_ready)
     )
 
 
-def diagnose_file(
-    path: Path, *, exit_code: int | None, config: ServerConfig, was_ready: bool
-) -> Diagnosis:
+def diagnose_file(path: Path, *, exit_code: int | None, config: ServerConfig, was_ready: bool) -> Diagnosis:
     """``diagnose`` for a log file: at most its first and its last 2 MiB are read; a missing file counts as empty."""
     return diagnose(read_lines(path), exit_code=exit_code, config=config, was_ready=was_ready)
 
@@ -151,6 +152,12 @@ def exit_words(exit_code: int | None) -> str:
     return SIGNAL_WORDS.get(name, f"was stopped by the signal {name.name}")
 
 
+def _before_stop(log: list[LogLine]) -> list[LogLine]:
+    """Requests that a stop cuts off look like an engine's death: what follows a stop explains nothing."""
+    marks = [index for index, line in enumerate(log) if STOP_ASKED in line.text]
+    return log[: marks[0]] if marks else log
+
+
 def _after_start(log: list[LogLine]) -> list[LogLine]:
     marks = [index for index, line in enumerate(log) if READY_MARK in line.text]
     return log[marks[-1] + 1 :] if marks else log
@@ -172,9 +179,7 @@ def _from_rule(rule: Rule, log: Sequence[LogLine], index: int, config: ServerCon
     return _diagnosis(rule, groups, _around(log, index), config)
 
 
-def _diagnosis(
-    rule: Rule, groups: dict[str, str], evidence: tuple[str, ...], config: ServerConfig | None
-) -> Diagnosis:
+def _diagnosis(rule: Rule, groups: dict[str, str], evidence: tuple[str, ...], config: ServerConfig | None) -> Diagnosis:
     values = {**(config.to_dict() if config else {}), **groups}
     return Diagnosis(
         name=rule.name,
@@ -241,10 +246,12 @@ def _unknown(log: Sequence[LogLine], exit_code: int | None, was_ready: bool) -> 
         what = "stopped answering" if exit_code is None else "died while it was serving"
     else:
         what = "did not become ready"
-    unasked = ", although nobody asked it to" if exit_code == 0 else ""
+    how = exit_words(exit_code) + (", although the lab did not ask it to" if exit_code == 0 else "")
+    if any(STOP_ASKED in line.text for line in log):
+        how = "was asked to stop by another program"
     return Diagnosis(
         name="unknown",
-        cause=f"The server {what}: its process {exit_words(exit_code)}{unasked}.",
+        cause=f"The server {what}: its process {how}.",
         remedy="Look at the last lines below and start it again; if it happens again, try smaller settings.",
         evidence=_last_lines(log),
     )
@@ -253,14 +260,15 @@ def _unknown(log: Sequence[LogLine], exit_code: int | None, was_ready: bool) -> 
 def _around(log: Sequence[LogLine], index: int) -> tuple[str, ...]:
     """The line and up to two on each side, of the same process: others' are mixed in between."""
     process = log[index].process
-    before = _nearest(log[max(0, index - 50) : index][::-1], process)[::-1]
-    after = _nearest(log[index + 1 : index + 50], process)
-    return tuple(_clip(line.text) for line in (*before, log[index], *after))
+    before = _same_process(log[max(0, index - WINDOW) : index], process)
+    after = takewhile(
+        lambda line: not REPEATED.match(line.text), _same_process(log[index + 1 : index + WINDOW], process)
+    )
+    return tuple(_clip(line.text) for line in (*before[-LINES_AROUND:], log[index], *islice(after, LINES_AROUND)))
 
 
-def _nearest(lines: Iterable[LogLine], process: str) -> list[LogLine]:
-    same = [line for line in lines if line.process == process and not line.noise]
-    return same[:LINES_AROUND]
+def _same_process(lines: Iterable[LogLine], process: str) -> list[LogLine]:
+    return [line for line in lines if line.process == process and not line.noise]
 
 
 def _last_lines(log: Sequence[LogLine]) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class FixRule:
             return None
         if changed == config and not self.retry:
             return None
-        return Fix(self.label.format_map(_Words({**groups, **changed.to_dict()})), changes)
+        return Fix(fill(self.label, {**groups, **changed.to_dict()}), changes)
 
     def _changes(self, config: ServerConfig, groups: Mapping[str, str]) -> dict[str, Any]:
         changes = {name: _filled(value, groups) for name, value in self.changes.items()}
@@ -71,9 +71,9 @@ class FixRule:
 
 @dataclass(frozen=True)
 class Rule:
-    """One known failure. A line matches when it holds any of ``match``, or ``pattern`` where there is no ``match``.
+    """One known failure. A line matches when it holds any of ``match``, or a ``pattern`` where there is no ``match``.
 
-    The named groups of ``pattern`` and the fields of ServerConfig can be used in cause, remedy and fix.
+    The named groups of ``patterns`` and the fields of ServerConfig can be used in cause, remedy and fix.
     A ``generic`` rule names a wrapper or a bare end: anything more exact is shown instead.
     """
 
@@ -81,7 +81,7 @@ class Rule:
     cause: str
     remedy: str
     match: tuple[str, ...]
-    pattern: re.Pattern[str] | None
+    patterns: tuple[re.Pattern[str], ...]
     exit_codes: tuple[int, ...]
     fixes: tuple[FixRule, ...]
     scope: Scope
@@ -90,12 +90,12 @@ class Rule:
     def matches(self, text: str) -> bool:
         if self.match:
             return any(words in text for words in self.match)
-        return self.pattern is not None and self.pattern.search(text) is not None
+        return any(pattern.search(text) for pattern in self.patterns)
 
     def groups(self, text: str) -> dict[str, str]:
         """The numbers and names that the line gives; empty where its wording is another."""
-        found = self.pattern.search(text) if self.pattern else None
-        return {name: value for name, value in found.groupdict().items() if value} if found else {}
+        found = (pattern.search(text) for pattern in self.patterns)
+        return {name: value for match in found if match for name, value in match.groupdict().items() if value}
 
     def fix(self, config: ServerConfig, groups: Mapping[str, str]) -> Fix | None:
         """The first change that leads somewhere."""
@@ -110,7 +110,7 @@ def load_rules(path: Path = RULES_FILE) -> tuple[Rule, ...]:
 
 def fill(text: str, values: Mapping[str, object]) -> str:
     """Put the values into the ``{names}`` of a text; an unknown one shows as “—”."""
-    return text.format_map(_Words(values))
+    return text.format_map(_Words({name: value for name, value in values.items() if value is not None}))
 
 
 class _Words(dict[str, object]):
@@ -124,18 +124,23 @@ def _rule(entry: Mapping[str, Any]) -> Rule:
         raise ValueError(f"Rule {entry.get('name')}: unknown {', '.join(sorted(unknown))}.")
     if not any(entry.get(key) for key in ("match", "pattern", "exit_codes")):
         raise ValueError(f"Rule {entry['name']} matches nothing.")
-    fixes = entry.get("fix", [])
     return Rule(
         name=entry["name"],
         cause=" ".join(entry["cause"].split()),
         remedy=" ".join(entry["remedy"].split()),
         match=tuple(entry.get("match", ())),
-        pattern=re.compile(entry["pattern"]) if "pattern" in entry else None,
+        patterns=tuple(re.compile(pattern) for pattern in _listed(entry.get("pattern"))),
         exit_codes=tuple(entry.get("exit_codes", ())),
-        fixes=tuple(FixRule(**{"changes": {}, **fix}) for fix in (fixes if isinstance(fixes, list) else [fixes])),
+        fixes=tuple(FixRule(**{"changes": {}, **fix}) for fix in _listed(entry.get("fix"))),
         scope=Scope(entry.get("scope", Scope.SERVER)),
         generic=entry.get("generic", False),
     )
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
 
 
 def _filled(value: object, groups: Mapping[str, str]) -> object:

@@ -20,7 +20,7 @@ from typing import Any
 from engine.client import list_models, probe_one_token
 from engine.config import Device, Endpoint, ServerConfig, Settings
 from engine.environment import Hardware, detect_hardware
-from engine.errors import AlreadyRunning, ConfigError, LabError, ServerFailed, ServerNotReady
+from engine.errors import AlreadyRunning, ConfigError, DataFolderInUse, LabError, ServerFailed, ServerNotReady
 from engine.models import ModelSource, resolve
 from engine.server import log, record
 from engine.server.child import Exit, ServerChild
@@ -52,6 +52,7 @@ class Supervisor:
         settings: Settings,
         store: RunStore,
         *,
+        owner: bool = True,
         build: LaunchBuilder = build_launch,
         resolve_model: Callable[..., ModelSource] = resolve,
         hardware: Callable[[Settings], Hardware] = detect_hardware,
@@ -64,7 +65,8 @@ class Supervisor:
         self._stop = threading.Event()
         self._next: ServerConfig | None = None
         self._life: threading.Thread | None = None
-        self.leftovers = record.end_leftover(settings.state_dir)
+        self._owner = owner
+        self.leftovers = record.end_leftover(settings.state_dir) if owner else []
 
     # -- what viewers read
 
@@ -96,6 +98,11 @@ class Supervisor:
 
     def start(self, config: ServerConfig | None = None) -> None:
         """Begin a start and return. Raises AlreadyRunning unless the server is stopped or failed."""
+        if not self._owner:
+            raise DataFolderInUse(
+                "Another vLLM Lab owns this data folder, and its server is not ready.",
+                "Wait until it is, start it there, or set LAB_DATA_DIR to another folder.",
+            )
         with self._lock:
             if self._snapshot.attached:
                 raise AlreadyRunning("The lab is attached to another server.", "Detach from it first.")

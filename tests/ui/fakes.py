@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.chat import ChatSnapshot
-from engine.compare import CompareSnapshot
+from engine.compare_results import CompareSnapshot
 from engine.config import CompareConfig, Device, Endpoint, ServerConfig, Settings
 from engine.environment import Environment, Gpu, Hardware
 from engine.errors import LabError

@@ -1,0 +1,54 @@
+"""A lock file that the kernel frees when its holder dies, with a note of who holds it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+
+class FileLock:
+    """An exclusive flock on ``path``. ``info`` is written into the file for others to read."""
+
+    def __init__(self, path: Path, info: dict[str, Any] | None = None) -> None:
+        self._path = path
+        self._info = {"pid": os.getpid(), **(info or {})}
+        self._fd: int | None = None
+
+    def acquire(self, *, blocking: bool = False) -> bool:
+        """True when the lock is ours now; False when somebody else has it (only when not blocking)."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX if blocking else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(self._info).encode(), 0)
+        self._fd = fd
+        return True
+
+    def release(self) -> None:
+        if self._fd is not None:
+            os.ftruncate(self._fd, 0)
+            os.close(self._fd)
+            self._fd = None
+
+    def holder(self) -> dict[str, Any] | None:
+        """What the present holder wrote; None where nothing can be read."""
+        try:
+            found = json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def __enter__(self) -> Self:
+        self.acquire(blocking=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()

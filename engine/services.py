@@ -1,0 +1,87 @@
+"""The lab's long-lived objects, opened together and closed together. One set owns a data folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.chat import ChatRegistry
+from engine.compare import CompareRunner
+from engine.config import Settings
+from engine.environment import Environment, collect
+from engine.errors import DataFolderInUse
+from engine.locks import FileLock
+from engine.server.record import ServerRecord, read_record
+from engine.server.supervisor import Supervisor
+from engine.store import RunStore
+
+OWNER_LOCK = "owner.lock"
+
+
+@dataclass(frozen=True)
+class LabServices:
+    """What pages and the command line work with."""
+
+    settings: Settings
+    environment: Environment
+    store: RunStore
+    supervisor: Supervisor
+    compare: CompareRunner
+    chats: ChatRegistry
+    lock: FileLock | None
+
+    def close(self) -> None:
+        """Cancel what runs, stop the server (unless it is somebody else's) and free the data folder."""
+        self.compare.cancel()
+        self.supervisor.close()
+        if self.lock is not None:
+            self.lock.release()
+
+
+def open_lab(settings: Settings) -> LabServices:
+    """Become the owner of the data folder; raises DataFolderInUse when another lab is."""
+    lock = owner_lock(settings)
+    if not lock.acquire():
+        holder = (lock.holder() or {}).get("pid", "unknown")
+        raise DataFolderInUse(
+            f"Another vLLM Lab (process {holder}) uses the data folder {settings.data_dir}.",
+            "Use that one, end it, or give this one a folder of its own with LAB_DATA_DIR.",
+        )
+    try:
+        return _open(settings, lock)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def open_beside(settings: Settings) -> tuple[LabServices, ServerRecord | None]:
+    """For the command line: own the data folder if nobody does, else use the owner's server.
+
+    The record is that of the owner's server, None where we own the folder or the owner has none ready.
+    """
+    lock = owner_lock(settings)
+    if lock.acquire():
+        return _open(settings, lock), None
+    running = read_record(settings.state_dir)
+    services = _open(settings, None)
+    if running is not None and running.ready and running.alive:
+        services.supervisor.adopt(running)
+        return services, running
+    return services, None
+
+
+def owner_lock(settings: Settings) -> FileLock:
+    return FileLock(settings.state_dir / OWNER_LOCK)
+
+
+def _open(settings: Settings, lock: FileLock | None) -> LabServices:
+    store = RunStore(settings.database)
+    supervisor = Supervisor(settings, store, owner=lock is not None)
+    return LabServices(
+        settings=settings,
+        environment=collect(settings),
+        store=store,
+        supervisor=supervisor,
+        compare=CompareRunner(settings, supervisor, store),
+        chats=ChatRegistry(),
+        lock=lock,
+    )

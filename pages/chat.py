@@ -1,0 +1,69 @@
+"""Chat: real answers, with what they cost beside them."""
+
+from __future__ import annotations
+
+import secrets
+
+import streamlit as st
+
+from components import chat_view, errors
+from components.services import lab
+
+POLL_S = 0.3
+services = lab()
+server = services.supervisor.snapshot()
+endpoint = server.endpoint if server.ready else None
+
+# The id is part of the address: a refresh, a second tab or a shared link shows the same conversation.
+if "chat" not in st.query_params:
+    st.query_params["chat"] = st.session_state.setdefault("chat_id", secrets.token_urlsafe(9))
+st.session_state["chat_id"] = st.query_params["chat"]
+session = services.chats.get(st.query_params["chat"])
+snapshot = session.snapshot()
+
+
+def conversation(streaming: bool) -> None:
+    now = session.snapshot()
+    if now.streaming != streaming:
+        st.rerun()
+    with st.container(height=440, border=False, autoscroll=True, key="chat_turns"):
+        if now.turns:
+            chat_view.turns(now)
+        else:
+            st.markdown("Ask something. Then ask again: the second turn finds most of its prompt in the cache.")
+
+
+def panel(streaming: bool) -> None:
+    now = session.snapshot()
+    if now.streaming == streaming:  # the conversation's fragment redraws the page when it ends
+        chat_view.numbers(now, endpoint)
+
+
+left, right = st.columns([3, 2], gap="large")
+every = POLL_S if snapshot.streaming else None
+with left:
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.title("Chat", anchor=False)
+        st.space("stretch")
+        with errors.shown():
+            options = chat_view.options()
+        if st.button("Clear", icon=":material/delete_sweep:", key="chat_clear", disabled=not snapshot.turns):
+            session.clear()
+            st.rerun()
+        if st.button("Stop", icon=":material/stop_circle:", key="chat_stop", disabled=not snapshot.streaming):
+            session.stop()
+    if endpoint is None:
+        st.info("Chat needs a running server.", icon=":material/info:")
+        st.page_link("pages/server.py", label="Start or attach one", icon=":material/dns:")
+    st.fragment(conversation, run_every=every)(snapshot.streaming)
+    text = st.chat_input(
+        "Message to the model" if endpoint else "Start the server first",
+        key="chat_input",
+        disabled=endpoint is None or snapshot.streaming,
+    )
+    if text is not None and endpoint is not None:
+        with errors.shown():
+            session.send(endpoint, text, options)
+            st.rerun()
+with right, st.container(border=True, key="chat_numbers"):
+    st.fragment(panel, run_every=every)(snapshot.streaming)

@@ -1,0 +1,79 @@
+"""HF vs vLLM: the race, then the numbers."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from components import compare_form, errors, results
+from components.format import plain, seconds
+from components.race import race
+from components.services import lab
+from engine.compare_results import CompareSnapshot, CompareState
+from engine.config import CompareConfig, ServerConfig
+
+POLL_S = 0.4
+services = lab()
+snapshot = services.compare.snapshot()
+
+
+def live(drawn: CompareState) -> None:
+    """Progress, Cancel and the lanes; polled while the comparison runs."""
+    now = services.compare.snapshot()
+    if now.state != drawn:
+        st.rerun()
+    if now.running:
+        progress(now)
+    race(now, key="compare_race")
+
+
+def progress(now: CompareSnapshot) -> None:
+    with st.container(horizontal=True, vertical_alignment="center"):
+        elapsed = f" · {seconds(now.elapsed_s)}" if now.elapsed_s is not None else ""
+        st.progress(min(1.0, max(0.0, now.progress)), text=plain(now.message) + elapsed)
+        if st.button("Cancel", icon=":material/stop_circle:", key="compare_cancel"):
+            with errors.shown():
+                services.compare.cancel()
+
+
+def outcome(now: CompareSnapshot) -> None:
+    """How it ended, when it did not simply end well."""
+    if now.state == CompareState.FAILED:
+        st.error(f"**{plain(now.error or 'The comparison failed.')}**\n\n{plain(now.remedy)}", icon=":material/error:")
+    elif now.state == CompareState.CANCELLED:
+        st.info("Cancelled. What was measured before is below and was saved.", icon=":material/info:")
+
+
+st.title("Hugging Face vs vLLM", anchor=False)
+if not snapshot.running:
+    outcome(snapshot)
+finished = snapshot.results is not None and not snapshot.results.empty
+
+if snapshot.running or snapshot.lanes:
+    st.fragment(live, run_every=POLL_S if snapshot.running else None)(snapshot.state)
+else:
+    st.markdown(
+        "Same weights, same prompt, same number of tokens, same threads. "
+        "Plain Hugging Face `generate()` runs first, then vLLM; then both race."
+    )
+
+if finished and snapshot.results is not None:
+    note = f"Median of {snapshot.config.repeats} repeats, warm-up discarded" if snapshot.config else ""
+    with st.container(border=True, key="compare_result"):
+        results.headline(snapshot.results, note)
+    st.subheader("More users", anchor=False) if snapshot.results.levels else None
+    results.levels(snapshot.results, key="compare_levels")
+    results.table(snapshot.results)
+    results.notes(snapshot.results)
+    if snapshot.run_id:
+        st.page_link(
+            "pages/runs.py", label="Open the saved run", icon=":material/history:", query_params={"run": snapshot.run_id}
+        )
+
+if not snapshot.running:
+    if finished or snapshot.lanes:
+        st.subheader("Race again", anchor=False)
+    compare_form.form(services, running=False)
+
+server = services.supervisor.snapshot()
+model = server.endpoint.model if server.endpoint else (server.config or ServerConfig()).model
+compare_form.show_commands(snapshot.config or CompareConfig(), model)

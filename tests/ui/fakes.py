@@ -245,11 +245,7 @@ def make_lab(
 
 def timed_text(words: int, first_s: float, gap_s: float) -> tuple[tuple[float, str], ...]:
     """(seconds, text) pieces of an answer at an even pace."""
-    answer = (
-        "The sky looks blue because air scatters short waves of light more than long ones. Sunlight holds every colour. "
-        "Blue light bounces off the molecules of the air in all directions, and so it reaches your eyes from everywhere. "
-        "At sunset the light takes a longer way, the blue is gone before it arrives, and what is left is red and orange."
-    ).split()
+    answer = ["The", "sky", "looks", "blue", "because", "air", "scatters", "short", "waves", "of", "light", "more", "than", "long", "ones.", "Sunlight", "holds", "every", "colour.", "Blue", "light", "bounces", "off", "the", "molecules", "of", "the", "air", "in", "all", "directions,", "and", "so", "it", "reaches", "your", "eyes", "from", "everywhere.", "At", "sunset", "the", "light", "takes", "a", "longer", "way,", "the", "blue", "is", "gone", "before", "it", "arrives,", "and", "what", "is", "left", "is", "red", "and", "orange."]
     return tuple((first_s + i * gap_s, answer[i % len(answer)] + " ") for i in range(words))
 
 

@@ -1,0 +1,25 @@
+PYTHON ?= python3.11
+PY := .venv/bin/python
+
+.PHONY: help setup run test lint
+help:
+	@echo "make run    install what is missing and open the lab on http://127.0.0.1:8501"
+	@echo "make setup  install only"
+	@echo "make test   install what the tests need, lint, and run all of them"
+	@echo "make lint   ruff and mypy"
+
+setup:
+	@$(PYTHON) scripts/setup.py
+
+run: setup
+	@$(PY) -m components.launch
+
+lint:
+	@$(PYTHON) scripts/setup.py --dev --no-model
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+
+test: 
+	@$(PYTHON) scripts/setup.py --dev
+	@$(MAKE) --no-print-directory lint
+	@$(PY) -m pytest

@@ -1,0 +1,41 @@
+"""``python -m engine.convert GGUF TARGET VERSION``: a GGUF file → an ordinary bfloat16 checkpoint.
+
+A child process, because it imports torch and transformers. The result appears in one step: it is
+written beside the target and renamed, so a kill half-way leaves nothing that looks finished.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+
+def convert(gguf: Path, target: Path, version: str) -> None:
+    """Load, de-quantise, save, rename."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    folder, name = str(gguf.parent), gguf.name
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file=name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+    )
+    model.config.quantization_config = None
+    del model.config.quantization_config
+    model.save_pretrained(fresh)
+    tokenizer.save_pretrained(fresh)
+    quantization = gguf.stem.rpartition(".")[2]
+    (fresh / "lab.json").write_text(
+        json.dumps({"source": gguf.name, "version": version, "quantization": quantization, "dtype": "bfloat16"})
+    )
+    fresh.chmod(0o755)
+    os.sync()
+    fresh.rename(target)
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

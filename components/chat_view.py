@@ -47,11 +47,23 @@ def options() -> ChatOptions:
     with st.popover("Settings", icon=":material/tune:", key="chat_settings"):
         system = st.text_area("System prompt", "", key="chat_system", persist_state="session", height=90)
         temperature = st.slider(
-            "Temperature", 0.0, 2.0, 0.7, 0.05, key="chat_temperature", persist_state="session",
+            "Temperature",
+            0.0,
+            2.0,
+            0.7,
+            0.05,
+            key="chat_temperature",
+            persist_state="session",
             help="0 always takes the likeliest token; higher is more varied.",
         )
         top_p = st.slider(
-            "Top p", 0.05, 1.0, 1.0, 0.05, key="chat_top_p", persist_state="session",
+            "Top p",
+            0.05,
+            1.0,
+            1.0,
+            0.05,
+            key="chat_top_p",
+            persist_state="session",
             help="Only the likeliest tokens that together reach this share are drawn from.",
         )
         max_tokens = st.number_input(
@@ -80,7 +92,9 @@ def live_numbers(turn: Turn | None) -> dict[str, float | None]:
         return {"ttft_ms": None, "tpot_ms": None, "speed": None}
     if turn.trace is not None:
         return {
-            "ttft_ms": turn.trace.ttft_ms, "tpot_ms": turn.trace.tpot_ms, "speed": turn.trace.decode_speed_tok_s,
+            "ttft_ms": turn.trace.ttft_ms,
+            "tpot_ms": turn.trace.tpot_ms,
+            "speed": turn.trace.decode_speed_tok_s,
         }
     spent_ms, tokens = sum(turn.gaps_ms), turn.tokens_so_far
     known = tokens is not None and tokens > 1 and spent_ms > 0
@@ -126,12 +140,16 @@ def _memory_html(turn: Turn | None, endpoint: Endpoint | None, metrics: ServerMe
         ("KV cache in use", percent(metrics.kv_cache_usage), metrics.kv_cache_usage),
         ("Prompt found in the cache", f"{number(cached)} of {number(asked)} tokens", hit),
     )
-    return '<div style="display:grid;gap:0.8rem">' + "".join(
-        f'<div><div style="display:flex;justify-content:space-between;gap:1rem"><span class="lab-fact-label">'
-        f'{escape(label)}</span><span class="lab-number" style="font-weight:620">{escape(value)}</span></div>'
-        f"{html.meter(share)}</div>"
-        for label, value, share in rows
-    ) + "</div>"
+    return (
+        '<div style="display:grid;gap:0.8rem">'
+        + "".join(
+            f'<div><div style="display:flex;justify-content:space-between;gap:1rem"><span class="lab-fact-label">'
+            f'{escape(label)}</span><span class="lab-number" style="font-weight:620">{escape(value)}</span></div>'
+            f"{html.meter(share)}</div>"
+            for label, value, share in rows
+        )
+        + "</div>"
+    )
 
 
 def server_side(trace: Any) -> None:

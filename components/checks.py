@@ -73,5 +73,7 @@ def generate(endpoint: Endpoint) -> RequestTrace:
     request = CompletionRequest(prompt=QUICK_PROMPT, max_tokens=QUICK_TOKENS)
     trace = run_concurrently(endpoint, [request], timeout_s=QUICK_TIMEOUT_S)[0]
     if not trace.ok:
-        raise LabError(trace.error or "The answer was cut short.", trace.remedy or "Look at the log on the Server page.")
+        raise LabError(
+            trace.error or "The answer was cut short.", trace.remedy or "Look at the log on the Server page."
+        )
     return trace

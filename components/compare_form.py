@@ -21,16 +21,32 @@ def form(services: LabServices, running: bool) -> None:
         prompt = st.text_area("Prompt", DEFAULTS.prompt, height=68, key="compare_prompt", persist_state="session")
         columns = st.columns([1, 1, 2], gap="medium", vertical_alignment="bottom")
         tokens = columns[0].number_input(
-            "Output tokens", 2, 4096, DEFAULTS.max_tokens, 10, key="compare_tokens", bind="query-params",
+            "Output tokens",
+            2,
+            4096,
+            DEFAULTS.max_tokens,
+            10,
+            key="compare_tokens",
+            bind="query-params",
             help="Both engines write exactly this many, so that the times compare.",
         )
         repeats = columns[1].number_input(
-            "Repeats", 1, 50, DEFAULTS.repeats, key="compare_repeats", bind="query-params",
+            "Repeats",
+            1,
+            50,
+            DEFAULTS.repeats,
+            key="compare_repeats",
+            bind="query-params",
             help="Measured runs after a warm-up; the middle one counts, the spread is shown.",
         )
         users = columns[2].pills(
-            "Users at the same time", USERS, selection_mode="multi", default=[1, 5], key="compare_users",
-            persist_state="session", help="One after another with Hugging Face, all at once with vLLM.",
+            "Users at the same time",
+            USERS,
+            selection_mode="multi",
+            default=[1, 5],
+            key="compare_users",
+            persist_state="session",
+            help="One after another with Hugging Face, all at once with vLLM.",
         )
         with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
             static = st.toggle("Also Hugging Face's own static batch", True, key="compare_static")
@@ -43,8 +59,12 @@ def form(services: LabServices, running: bool) -> None:
         with errors.shown():
             services.compare.start(
                 CompareConfig(
-                    prompt=prompt, max_tokens=int(tokens), repeats=int(repeats), users=tuple(sorted(users)),
-                    static_batch=static, eager_against_graphs=bool(graphs),
+                    prompt=prompt,
+                    max_tokens=int(tokens),
+                    repeats=int(repeats),
+                    users=tuple(sorted(users)),
+                    static_batch=static,
+                    eager_against_graphs=bool(graphs),
                 )
             )
             st.rerun()
@@ -57,12 +77,16 @@ def command(config: CompareConfig) -> str:
         f"python -m engine compare --engines {','.join(config.engines)} --prompt {shlex.quote(config.prompt)} "
         f"--max-tokens {config.max_tokens} --repeats {config.repeats} --users {users}"
     )
-    return line + ("" if config.static_batch else " --no-static-batch") + (" --eager" if config.eager_against_graphs else "")
+    return (
+        line
+        + ("" if config.static_batch else " --no-static-batch")
+        + (" --eager" if config.eager_against_graphs else "")
+    )
 
 
 def sdk_snippet(config: CompareConfig, model: str) -> str:
     """The vLLM half with the OpenAI SDK, for any server."""
-    return f'''import time
+    return f"""import time
 from openai import OpenAI
 
 client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="your key")
@@ -82,7 +106,7 @@ for chunk in stream:
     elif chunk.usage:
         tokens = chunk.usage.completion_tokens
         print(f"\\n{{tokens / (time.perf_counter() - start):.1f}} tok/s")
-'''
+"""
 
 
 def show_commands(config: CompareConfig, model: str) -> None:

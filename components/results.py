@@ -100,8 +100,16 @@ def levels(results: CompareResults, key: str) -> None:
         top = many[-1]
         html.facts(
             [
-                (f"{top.users} users, against one after another", ratio(top.against_sequential), "same prompts, vLLM all at once"),
-                (f"{top.users} users, against a static batch", ratio(top.against_static_batch), "Hugging Face, one batch of all"),
+                (
+                    f"{top.users} users, against one after another",
+                    ratio(top.against_sequential),
+                    "same prompts, vLLM all at once",
+                ),
+                (
+                    f"{top.users} users, against a static batch",
+                    ratio(top.against_static_batch),
+                    "Hugging Face, one batch of all",
+                ),
             ],
             big=True,
         )

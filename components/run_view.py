@@ -29,14 +29,17 @@ def overview(runs: Sequence[Run]) -> None:
     )
     chosen = picked["selection"]["rows"]
     with st.container(horizontal=True, vertical_alignment="center"):
-        if chosen and st.button(
-            "Open the run", icon=":material/open_in_new:", type="primary", key="runs_open"
-        ):
+        if chosen and st.button("Open the run", icon=":material/open_in_new:", type="primary", key="runs_open"):
             st.query_params["run"] = runs[chosen[0]].id
             st.rerun()
         st.download_button(
-            "Download all as CSV", lambda: runs_to_csv(runs).encode(), "vllm-lab-runs.csv", "text/csv",
-            icon=":material/download:", key="runs_csv", on_click="ignore",
+            "Download all as CSV",
+            lambda: runs_to_csv(runs).encode(),
+            "vllm-lab-runs.csv",
+            "text/csv",
+            icon=":material/download:",
+            key="runs_csv",
+            on_click="ignore",
         )
         if not chosen:
             st.caption("Choose a row to open it.")
@@ -61,7 +64,9 @@ def detail(services: LabServices, run: Run) -> None:
             st.rerun()
     st.title(plain(run.title), anchor=False)
     status = STATUS_WORDS.get(str(run.status), str(run.status))
-    st.caption(f"{moment(run.created_at)} · {status} · took {seconds(run.duration_s)} · {plain(results.summary_of(run))}")
+    st.caption(
+        f"{moment(run.created_at)} · {status} · took {seconds(run.duration_s)} · {plain(results.summary_of(run))}"
+    )
     saved = results.saved_results(run)
     if saved is not None and not saved.empty:
         with st.container(border=True, key="runs_result"):
@@ -83,12 +88,22 @@ def detail(services: LabServices, run: Run) -> None:
 def _actions(services: LabServices, run: Run) -> None:
     with st.container(horizontal=True):
         st.download_button(
-            "JSON", run_to_json(run), f"run-{run.id}.json", "application/json", icon=":material/download:",
-            key="runs_json", on_click="ignore",
+            "JSON",
+            run_to_json(run),
+            f"run-{run.id}.json",
+            "application/json",
+            icon=":material/download:",
+            key="runs_json",
+            on_click="ignore",
         )
         st.download_button(
-            "CSV", runs_to_csv([run]), f"run-{run.id}.csv", "text/csv", icon=":material/download:",
-            key="runs_one_csv", on_click="ignore",
+            "CSV",
+            runs_to_csv([run]),
+            f"run-{run.id}.csv",
+            "text/csv",
+            icon=":material/download:",
+            key="runs_one_csv",
+            on_click="ignore",
         )
         if st.button("Delete", icon=":material/delete:", key="runs_delete"):
             confirm_delete(services, run)

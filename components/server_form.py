@@ -50,23 +50,39 @@ def _fields(config: ServerConfig, hardware: Hardware) -> dict[str, Any]:
     left, middle, right = st.columns(3, gap="medium")
     with left:
         values["max_model_len"] = st.number_input(
-            "Context length (max_model_len)", 16, 1_048_576, config.max_model_len, 256, key="server_max_model_len",
+            "Context length (max_model_len)",
+            16,
+            1_048_576,
+            config.max_model_len,
+            256,
+            key="server_max_model_len",
             help="Tokens of prompt and answer together that one request may have. Empty: what the model allows.",
             placeholder="what the model allows",
         )
         values["max_num_seqs"] = st.number_input(
-            "Requests at once (max_num_seqs)", 1, 4096, config.max_num_seqs, 8, key="server_max_num_seqs",
+            "Requests at once (max_num_seqs)",
+            1,
+            4096,
+            config.max_num_seqs,
+            8,
+            key="server_max_num_seqs",
             help="How many requests may run in one batch; more of them wait.",
         )
     with middle:
         values["dtype"] = st.selectbox(
-            "Number format (dtype)", DTYPES, DTYPES.index(config.dtype), key="server_dtype",
+            "Number format (dtype)",
+            DTYPES,
+            DTYPES.index(config.dtype),
+            key="server_dtype",
             help="auto: what fits this hardware (half on a GPU older than compute capability 8.0).",
         )
         sizes = [AUTO, *map(str, block_sizes(hardware))]
         chosen = str(config.block_size or AUTO)
         block = st.selectbox(
-            "KV block size (tokens)", sizes, sizes.index(chosen) if chosen in sizes else 0, key="server_block_size",
+            "KV block size (tokens)",
+            sizes,
+            sizes.index(chosen) if chosen in sizes else 0,
+            key="server_block_size",
             help="Only the sizes that this machine's attention backend takes.",
         )
         values["block_size"] = None if block == AUTO else int(block)
@@ -74,12 +90,16 @@ def _fields(config: ServerConfig, hardware: Hardware) -> dict[str, Any]:
         values.update(_memory(config, hardware))
         mode = next(name for name, eager in MODES.items() if eager == config.enforce_eager)
         picked = st.selectbox(
-            "Execution", list(MODES), list(MODES).index(mode), key="server_mode",
+            "Execution",
+            list(MODES),
+            list(MODES).index(mode),
+            key="server_mode",
             help="Automatic: eager on a CPU (starts a minute sooner, as fast), CUDA graphs on a GPU.",
         )
         values["enforce_eager"] = MODES[picked]
     values["enable_prefix_caching"] = st.toggle(
-        "Reuse the KV cache of equal prompt beginnings (prefix caching)", config.enable_prefix_caching,
+        "Reuse the KV cache of equal prompt beginnings (prefix caching)",
+        config.enable_prefix_caching,
         key="server_prefix_caching",
     )
     if len(hardware.gpus) > 1:
@@ -90,7 +110,11 @@ def _fields(config: ServerConfig, hardware: Hardware) -> dict[str, Any]:
 def _model(current: str) -> str:
     options = list(dict.fromkeys((*OFFERED_MODELS, current)))
     chosen = st.selectbox(
-        "Model", options, options.index(current), key="server_model", accept_new_options=True,
+        "Model",
+        options,
+        options.index(current),
+        key="server_model",
+        accept_new_options=True,
         help="Choose one, or type any hub id (owner/name) or a local folder.",
     )
     return (chosen or "").strip()
@@ -99,12 +123,23 @@ def _model(current: str) -> str:
 def _memory(config: ServerConfig, hardware: Hardware) -> dict[str, Any]:
     if hardware.device == Device.CPU:
         gib = st.number_input(
-            "KV cache (GiB)", 1, 4096, config.kv_cache_gib, 1, key="server_kv_gib", placeholder="sized for the settings",
+            "KV cache (GiB)",
+            1,
+            4096,
+            config.kv_cache_gib,
+            1,
+            key="server_kv_gib",
+            placeholder="sized for the settings",
             help="Memory for the KV cache. Empty: enough for every request at full length, within half of the free RAM.",
         )
         return {"kv_cache_gib": gib}
     share = st.slider(
-        "GPU memory share", 0.05, 1.0, config.gpu_memory_utilization, 0.01, key="server_gpu_share",
+        "GPU memory share",
+        0.05,
+        1.0,
+        config.gpu_memory_utilization,
+        0.01,
+        key="server_gpu_share",
         help="Share of the GPU's memory for weights, KV cache and workspace (gpu_memory_utilization).",
     )
     return {"gpu_memory_utilization": share}
@@ -134,8 +169,12 @@ def attach(supervisor: Supervisor, snapshot: ServerSnapshot) -> None:
         url = st.text_input("Base URL", placeholder="http://127.0.0.1:8000/v1", key="server_attach_url")
         key = st.text_input("API key", type="password", key="server_attach_key", placeholder="only if it wants one")
         pressed = st.form_submit_button(
-            "Attach", icon=":material/link:", disabled=snapshot.busy,
-            help="A server that the lab started is stopped first." if snapshot.ready and not snapshot.attached else None,
+            "Attach",
+            icon=":material/link:",
+            disabled=snapshot.busy,
+            help="A server that the lab started is stopped first."
+            if snapshot.ready and not snapshot.attached
+            else None,
         )
     if pressed:
         with errors.shown():

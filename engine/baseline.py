@@ -1,6 +1,7 @@
-"""The app's side of the Hugging Face baseline: a child process that loads the model and generates.
+"""The Hugging Face baseline, seen from the app: a child process that runs ``generate()``.
 
-It gets the same threads and the same OpenMP runtime as vLLM, so that the comparison is of engines.
+The app itself never imports torch. The child leads a process group of its own, ends with its input
+(so also when the app dies in any way), and gets the same threads and OpenMP runtime as vLLM.
 """
 
 from __future__ import annotations
@@ -8,135 +9,251 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
-from engine.config import PROJECT_ROOT, Device
+from engine.config import PROJECT_ROOT, Device, ServerConfig
 from engine.environment import Hardware
 from engine.errors import BaselineError
 from engine.metrics import RequestTrace
 from engine.server.command import BF16_CAPABILITY, NOT_INHERITED, cpu_thread_environment
+from engine.server.log import prune, tail
 
-OnPiece = Callable[[float, str], None]
-CHILD = (sys.executable, "-m", "engine.baseline_child")
+CHILD_COMMAND = (sys.executable, "-m", "engine.baseline_child")
+LOAD_TIMEOUT_S = 900.0
+SILENCE_TIMEOUT_S = 600.0
+END_TIMEOUT_S = 5.0
+MEMORY_REMEDY = "Close other programs, choose a smaller model, or measure fewer users."
+
+OnText = Callable[[int, str, float], None]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A loaded model. ``load_s``: process start → weights ready, of which ``import_s`` and ``weights_s``."""
+
+    load_s: float
+    import_s: float
+    weights_s: float
+    weights_bytes: int | None
+    dtype: str
+    threads: int | None
+    attention: str | None
+    max_length: int | None
 
 
 @dataclass(frozen=True)
 class Generated:
-    """``trace`` stands for one row of the batch; ``output_tokens`` counts all rows. Memory in bytes."""
+    """The answers to one call: a trace per prompt, times in seconds since the first ``generate()``.
 
-    trace: RequestTrace
-    output_tokens: int
-    generate_s: float
+    ``steps`` are forward passes; ``peak_memory_bytes`` is the most since the process began.
+    """
+
+    traces: list[RequestTrace]
+    wall_s: float
+    steps: int
     peak_memory_bytes: int | None
 
 
-class HfBaseline:
-    """One child process; use as a context manager. ``cancel`` set from any thread ends it."""
+def baseline_environment(hardware: Hardware, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The child's whole environment; on a CPU with vLLM's own thread settings. Pure."""
+    env = {name: value for name, value in inherited.items() if not NOT_INHERITED.match(name)}
+    env |= {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    if hardware.device == Device.CPU:
+        env |= cpu_thread_environment(hardware) | {"CUDA_VISIBLE_DEVICES": ""}
+    return env
 
-    def __init__(self, hardware: Hardware, log_path: Path, command: Sequence[str] = CHILD) -> None:
-        self._began = time.perf_counter()
-        self._hardware = hardware
-        inherited = {name: value for name, value in os.environ.items() if not NOT_INHERITED.match(name)}
-        env = inherited | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        if hardware.device == Device.CPU:
-            env |= cpu_thread_environment(hardware) | {"CUDA_VISIBLE_DEVICES": ""}
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("ab") as log:
-            self._child = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=env,
-                cwd=PROJECT_ROOT,
-                text=True,
-                start_new_session=True,
-            )
-        self._lock = threading.Lock()
-        self._log_path = log_path
-        self.load_s: float | None = None
+
+def baseline_dtype(config: ServerConfig | None, hardware: Hardware) -> str:
+    """The dtype the server uses: ``auto`` is left to the child where the checkpoint decides."""
+    if config is not None and config.dtype != "auto":
+        return "float16" if config.dtype == "half" else config.dtype
+    if hardware.device == Device.CPU:
+        return "bfloat16"
+    known = [gpu.compute_capability for gpu in hardware.gpus if gpu.compute_capability is not None]
+    return "float16" if known and min(known) < BF16_CAPABILITY else "auto"
+
+
+class HfBaseline:
+    """One child process with one model. Use as a context manager; ``kill`` may come from any thread.
+
+    Every call raises BaselineError when the child fails, dies, or falls silent.
+    """
+
+    def __init__(
+        self,
+        model_path: Path,
+        hardware: Hardware,
+        logs_dir: Path,
+        dtype: str = "bfloat16",
+        command: Sequence[str] = CHILD_COMMAND,
+    ) -> None:
+        """Starts at once. ``command`` is another program that speaks the same lines, for tests."""
+        logs_dir.mkdir(parents=True, exist_ok=True)
+        prune(logs_dir, "hf-*.log")
+        self.log_path = logs_dir / f"hf-{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns() % 1_000_000:06d}.log"
+        self._path, self._hardware, self._dtype = model_path, hardware, dtype
+        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._killed = False
+        self._started_s = time.perf_counter()
+        self._process = self._spawn(command)
+        self._reader = threading.Thread(target=self._read, name="hf-baseline", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Also the number of its process group."""
+        return self._process.pid
+
+    def load(self) -> Loaded:
+        """Import the libraries and load the weights."""
+        threads = len(self._hardware.cpu_ids) if self._hardware.device == Device.CPU else None
+        device = "cpu" if self._hardware.device == Device.CPU else "cuda:0"
+        self._send(do="load", path=str(self._path), dtype=self._dtype, device=device, threads=threads)
+        event = self._wait_for("loaded", LOAD_TIMEOUT_S)
+        load_s = time.perf_counter() - self._started_s
+        return Loaded(load_s, **{name: event.get(name) for name in Loaded.__dataclass_fields__ if name != "load_s"})
+
+    def tokenize(self, messages: list[dict[str, str]]) -> list[int]:
+        """Token ids of messages in the model's chat template, with the reply's opening."""
+        self._send(do="tokenize", messages=messages)
+        return [int(token) for token in self._wait_for("ids", SILENCE_TIMEOUT_S)["ids"]]
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        *,
+        batch: bool = False,
+        on_text: OnText | None = None,
+    ) -> Generated:
+        """Answer every prompt greedily with exactly ``new_tokens`` tokens.
+
+        One after another, or as one static batch. ``on_text(call index, text, seconds since the start)``
+        runs on the calling thread; a batch tells the text of its first row only.
+        """
+        self._send(do="generate", prompts=[list(prompt) for prompt in prompts], new_tokens=new_tokens, batch=batch)
+        event = self._wait_for("generated", SILENCE_TIMEOUT_S, on_text)
+        traces = [_trace(answer, len(prompt), new_tokens) for answer, prompt in zip(event["answers"], prompts)]
+        return Generated(traces, event["wall_s"], event["steps"], event["peak_memory_bytes"])
+
+    def kill(self) -> None:
+        """End the whole group at once; whoever waits for it gets a BaselineError."""
+        self._killed = True
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the child and wait until it is gone. Safe to call twice."""
+        self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_TIMEOUT_S)
+        self._reader.join(END_TIMEOUT_S)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
-    def load(self, path: Path) -> None:
-        """Import, load, and remember in ``load_s`` how long it took since the process was started."""
-        self._order(
-            do="load",
-            path=str(path),
-            dtype=hf_dtype(self._hardware),
-            device="cuda" if self._hardware.device == Device.CUDA else "cpu",
-            threads=len(self._hardware.cpu_ids),
-        )
-        self._await("loaded", None)
-        self.load_s = time.perf_counter() - self._began
-
-    def generate(self, prompts: Sequence[list[int]], new_tokens: int, on_piece: OnPiece | None = None) -> Generated:
-        """Generate exactly ``new_tokens`` for every prompt, as one static batch when there are several."""
-        self._order(do="generate", prompts=list(prompts), new_tokens=new_tokens)
-        event = self._await("generated", on_piece)
-        times = [float(t) for t in event["step_times_s"]]
-        trace = RequestTrace(
-            sent_s=0.0,
-            chunk_times_s=tuple(times),
-            chunk_texts=("",) * len(times),
-            prompt_tokens=len(prompts[0]),
-            output_tokens=event["output_tokens"] // len(prompts),
-            finish_reason="length",
-            expected_tokens=new_tokens,
-        )
-        return Generated(trace, event["output_tokens"], times[-1], event["peak_memory_bytes"])
-
-    def close(self) -> None:
-        """End the child and whatever it started."""
-        with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
-            if self._child.poll() is None:
-                os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.wait()
-
-    def _order(self, **order: Any) -> None:
-        assert self._child.stdin is not None
+    def _spawn(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         try:
-            self._child.stdin.write(json.dumps(order) + "\n")
-            self._child.stdin.flush()
-        except (OSError, ValueError) as error:
-            raise self._died() from error
+            with self.log_path.open("wb") as log:
+                return subprocess.Popen(
+                    list(command),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    cwd=PROJECT_ROOT,
+                    env=baseline_environment(self._hardware, os.environ),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise BaselineError(f"The Hugging Face process can't be started: {error}.", "Run make setup.") from error
 
-    def _await(self, wanted: str, on_piece: OnPiece | None) -> dict[str, Any]:
-        assert self._child.stdout is not None
-        for line in self._child.stdout:
-            event: dict[str, Any] = json.loads(line)
+    def _send(self, **command: Any) -> None:
+        assert self._process.stdin is not None
+        # A child that is gone shows in the events, with a better reason than a broken pipe.
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError, ValueError):
+            for line in self._process.stdout:
+                self._events.put(json.loads(line))
+        self._events.put(None)
+
+    def _wait_for(self, wanted: str, timeout_s: float, on_text: OnText | None = None) -> dict[str, Any]:
+        while True:
+            try:
+                event = self._events.get(timeout=timeout_s)
+            except queue.Empty:
+                self.kill()
+                raise BaselineError(
+                    f"The Hugging Face process said nothing for {timeout_s:.0f} s and was ended.", "Try again."
+                ) from None
+            if event is None:
+                self._events.put(None)
+                raise self._death()
             if event["event"] == wanted:
                 return event
             if event["event"] == "error":
-                raise BaselineError(f"Hugging Face generate() failed: {event['message']}.", f"Log: {self._log_path}")
-            if on_piece is not None and event["event"] == "token":
-                on_piece(event["t_s"], event["text"])
-        raise self._died()
+                raise _reported(event)
+            if event["event"] == "token" and on_text is not None:
+                on_text(event["index"], event["text"], event["t"])
 
-    def _died(self) -> BaselineError:
-        code = self._child.wait()
+    def _death(self) -> BaselineError:
+        try:
+            code = self._process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            code = self._process.wait()
+        if self._killed:
+            return BaselineError("The Hugging Face process was ended.", "Start the comparison again.")
         if code == -signal.SIGKILL:
-            return BaselineError(
-                "The Hugging Face process was killed: by Cancel, or for want of memory.",
-                "Choose a smaller model or free memory.",
-            )
-        return BaselineError(f"The Hugging Face process ended with code {code}.", f"Log: {self._log_path}")
+            return BaselineError("The Hugging Face process was killed: the memory ran out.", MEMORY_REMEDY)
+        if code < 0:
+            name = signal.Signals(-code).name
+            return BaselineError(f"The Hugging Face process crashed with {name}.", f"See {self.log_path}.")
+        last = next((line.strip() for line in reversed(tail(self.log_path, 20)) if line.strip()), "no message")
+        return BaselineError(f"The Hugging Face process ended with code {code}: {last}", f"See {self.log_path}.")
 
 
-def hf_dtype(hardware: Hardware) -> str:
-    """bfloat16, or float16 below compute capability 8.0: what the server uses too."""
-    capabilities = [gpu.compute_capability for gpu in hardware.gpus if gpu.compute_capability]
-    old = hardware.device == Device.CUDA and bool(capabilities) and min(capabilities) < BF16_CAPABILITY
-    return "float16" if old else "bfloat16"
+def _reported(event: Mapping[str, Any]) -> BaselineError:
+    text = str(event.get("text", "")).strip()
+    first = text.splitlines()[0] if text else "no message"
+    if event.get("kind") == "memory":
+        return BaselineError(f"Hugging Face ran out of memory: {first}", MEMORY_REMEDY)
+    if event.get("kind") == "packages":
+        return BaselineError(f"The Hugging Face packages can't be imported: {first}", "Run make setup.")
+    return BaselineError(f"Hugging Face can't run this model: {first}", "Choose another model, or measure vLLM alone.")
+
+
+def _trace(answer: Mapping[str, Any], prompt_tokens: int, expected: int) -> RequestTrace:
+    """One answer as the same kind of trace as a request to vLLM."""
+    return RequestTrace(
+        sent_s=answer["sent_s"],
+        chunk_times_s=tuple(answer["times_s"]),
+        chunk_texts=tuple(answer["pieces"]),
+        prompt_tokens=prompt_tokens,
+        output_tokens=answer["output_tokens"],
+        finish_reason="length",
+        expected_tokens=expected,
+    )

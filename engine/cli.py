@@ -253,7 +253,9 @@ def _number(value: float | None, unit: str) -> str:
 
 
 def _text_check(answer: dict[str, Any]) -> str:
-    lines = [f"{'ok ' if c['ok'] else 'NO '} {c['name']}: {c['value']} {c['remedy']}".rstrip() for c in answer["checks"]]
+    lines = [
+        f"{'ok ' if c['ok'] else 'NO '} {c['name']}: {c['value']} {c['remedy']}".rstrip() for c in answer["checks"]
+    ]
     return "\n".join([*lines, "Ready." if answer["ready"] else "Not ready: see the lines marked NO."])
 
 

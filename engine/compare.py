@@ -76,7 +76,9 @@ class CompareRunner:
             self._steps_done, self._steps = 0, _work(config)
             lanes = tuple(Lane(name, ENGINE_LABELS[name]) for name in config.engines)
             empty = CompareResults(engines={}, notes=(NONCE_NOTE,))
-            self._snapshot = CompareSnapshot(CompareState.RUNNING, "Beginning", config=config, lanes=lanes, results=empty)
+            self._snapshot = CompareSnapshot(
+                CompareState.RUNNING, "Beginning", config=config, lanes=lanes, results=empty
+            )
             self._thread = threading.Thread(target=self._run, args=(config,), name="compare", daemon=True)
             self._thread.start()
 
@@ -116,13 +118,19 @@ class CompareRunner:
             if self._cancel.is_set():
                 state, error, remedy = CompareState.CANCELLED, None, ""
         except Exception as problem:  # a fault of ours must not leave the page at "running" for ever
-            state, error, remedy = CompareState.FAILED, f"{type(problem).__name__}: {problem}", "This is a fault of the lab."
+            state, error, remedy = (
+                CompareState.FAILED,
+                f"{type(problem).__name__}: {problem}",
+                "This is a fault of the lab.",
+            )
         run_id = None
         try:
             run_id = self._save(config, state)
         except LabError as problem:
             error, remedy = error or problem.cause, remedy or problem.remedy
-        self._publish(state=state, message=state.value.capitalize(), error=error, remedy=remedy, run_id=run_id, progress=1.0)
+        self._publish(
+            state=state, message=state.value.capitalize(), error=error, remedy=remedy, run_id=run_id, progress=1.0
+        )
 
     def _measure(self, config: CompareConfig) -> None:
         own = not self._supervisor.snapshot().attached
@@ -147,7 +155,9 @@ class CompareRunner:
         if "hf" in config.engines:
             apart = own and not _both_fit(hardware, source)
             if apart:
-                self._note("Both engines do not fit into memory together: the server was stopped while Hugging Face ran.")
+                self._note(
+                    "Both engines do not fit into memory together: the server was stopped while Hugging Face ran."
+                )
                 self._supervisor.stop(wait=True)
             self._measure_hf(config, hardware, source, plan)
             if apart:
@@ -262,7 +272,9 @@ class CompareRunner:
         repeat = Repeat.from_traces(traces, steps=steps)
         if not repeat.ok:
             crash = self._supervisor.snapshot().diagnosis
-            raise ServerError(crash.cause if crash else repeat.error or "A request failed.", crash.remedy if crash else "")
+            raise ServerError(
+                crash.cause if crash else repeat.error or "A request failed.", crash.remedy if crash else ""
+            )
         return repeat
 
     # -- the server

@@ -135,7 +135,14 @@ def static_checks(environment: Environment, settings: Settings) -> tuple[Check, 
 
 def _package_checks(environment: Environment) -> list[Check]:
     setup = "Run make setup."
-    checks = [Check("Python", sys.version_info >= (3, 11), environment.python, "" if sys.version_info >= (3, 11) else "Use 3.11.")]
+    checks = [
+        Check(
+            "Python",
+            sys.version_info >= (3, 11),
+            environment.python,
+            "" if sys.version_info >= (3, 11) else "Use 3.11.",
+        )
+    ]
     for name in PACKAGES:
         version = environment.packages[name]
         checks.append(Check(name, version is not None, version or "not installed", "" if version else setup))
@@ -153,13 +160,23 @@ def _machine_checks(hardware: Hardware) -> list[Check]:
     kind = "AVX-512" if "avx512f" in hardware.cpu_flags else "AVX2" if avx else "no AVX2"
     free = hardware.ram_available_bytes / GIB
     checks = [
-        Check("CPU", avx or hardware.device == Device.CUDA, f"{hardware.cpu_model or '—'}, {kind}", "" if avx else "vLLM's CPU build needs AVX2."),
+        Check(
+            "CPU",
+            avx or hardware.device == Device.CUDA,
+            f"{hardware.cpu_model or '—'}, {kind}",
+            "" if avx else "vLLM's CPU build needs AVX2.",
+        ),
         Check("Cores", True, str(len(hardware.cpu_ids))),
-        Check("Memory free", free >= 3, f"{free:.1f} GiB", "" if free >= 3 else "Close other programs: 3 GiB are needed."),
+        Check(
+            "Memory free", free >= 3, f"{free:.1f} GiB", "" if free >= 3 else "Close other programs: 3 GiB are needed."
+        ),
     ]
     if not hardware.gpus:
         ok = hardware.device == Device.CPU
-        return [*checks, Check("GPU", ok, "none: vLLM's CPU build is used", "" if ok else "LAB_DEVICE=cuda needs a GPU.")]
+        return [
+            *checks,
+            Check("GPU", ok, "none: vLLM's CPU build is used", "" if ok else "LAB_DEVICE=cuda needs a GPU."),
+        ]
     for gpu in hardware.gpus:
         capability = gpu.compute_capability
         ok = capability is None or capability >= MIN_CAPABILITY
@@ -180,7 +197,9 @@ def _disk_check(settings: Settings) -> Check:
 
 def _model_check(settings: Settings) -> Check:
     source = find_ready(DEFAULT_MODEL, settings)
-    return Check("Model", source is not None, source.detail if source else "not prepared", "" if source else "Run make setup.")
+    return Check(
+        "Model", source is not None, source.detail if source else "not prepared", "" if source else "Run make setup."
+    )
 
 
 def _version(name: str) -> str | None:

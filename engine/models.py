@@ -117,7 +117,9 @@ def _cached(model_id: str) -> ModelSource | None:
     weights = _weights_bytes(folder)
     if weights is None or not (folder / "tokenizer_config.json").exists():
         return None
-    return ModelSource(model_id, folder, ModelOrigin.HUB, f"{model_id} from the hub, revision {folder.name[:8]}", weights)
+    return ModelSource(
+        model_id, folder, ModelOrigin.HUB, f"{model_id} from the hub, revision {folder.name[:8]}", weights
+    )
 
 
 def _weights_bytes(folder: Path) -> int | None:
@@ -190,7 +192,9 @@ def _convert_bundled(settings: Settings, tell: Progress) -> ModelSource:
         if (done := _bundled(settings)) is not None:
             return done
         if shutil.disk_usage(settings.models_dir).free < BUNDLED_NEEDS_BYTES:
-            raise DiskFull(f"{settings.models_dir} has less than 700 MiB free.", "Free some space, or set LAB_DATA_DIR.")
+            raise DiskFull(
+                f"{settings.models_dir} has less than 700 MiB free.", "Free some space, or set LAB_DATA_DIR."
+            )
         tell("De-quantising the bundled model once (about 20 s)")
         version = importlib.metadata.version(BUNDLED_PACKAGE)
         ended = subprocess.run(
@@ -212,7 +216,11 @@ def main(words: list[str]) -> int:
         print("usage: python -m engine.models prepare [MODEL]", file=sys.stderr)
         return 2
     try:
-        source = resolve(words[1] if len(words) > 1 else DEFAULT_MODEL, Settings.from_env(), lambda m: print(f"      {m}", flush=True))
+        source = resolve(
+            words[1] if len(words) > 1 else DEFAULT_MODEL,
+            Settings.from_env(),
+            lambda m: print(f"      {m}", flush=True),
+        )
     except LabError as error:
         print(error, file=sys.stderr)
         return 1

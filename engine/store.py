@@ -59,7 +59,9 @@ class Run:
 def new_run(kind: str, title: str, status: str = "done", **fields: Any) -> Run:
     """A run that begins to exist now; its id sorts by time."""
     now = datetime.now(UTC)
-    return Run(f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}", kind, title, status, now.isoformat(timespec="seconds"), **fields)
+    return Run(
+        f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}", kind, title, status, now.isoformat(timespec="seconds"), **fields
+    )
 
 
 class RunStore:
@@ -75,11 +77,15 @@ class RunStore:
             self._migrate()
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
-                raise ConfigError(f"{path} can't be opened: {error}.", "Check its permissions, or set LAB_DATA_DIR.") from error
+                raise ConfigError(
+                    f"{path} can't be opened: {error}.", "Check its permissions, or set LAB_DATA_DIR."
+                ) from error
             self._set_aside()
             self._migrate()
         except OSError as error:
-            raise ConfigError(f"{path.parent} can't be written: {error}.", "Set LAB_DATA_DIR to another folder.") from error
+            raise ConfigError(
+                f"{path.parent} can't be written: {error}.", "Set LAB_DATA_DIR to another folder."
+            ) from error
 
     def add(self, run: Run) -> None:
         """Save a run, or replace the one with its id."""
@@ -110,7 +116,9 @@ class RunStore:
     def add_start(self, key: str, phases: Mapping[str, float], total_s: float) -> None:
         """Remember how long a server start took, phase by phase, in seconds."""
         with self._connect() as db:
-            db.execute("INSERT INTO starts (key, phases, total_s) VALUES (?, ?, ?)", (key, _dump(dict(phases)), total_s))
+            db.execute(
+                "INSERT INTO starts (key, phases, total_s) VALUES (?, ?, ?)", (key, _dump(dict(phases)), total_s)
+            )
 
     def expected_start(self, key: str) -> dict[str, float]:
         """Median seconds of each phase over the last five starts; empty without any."""
@@ -142,7 +150,9 @@ class RunStore:
             db.execute("PRAGMA journal_mode=WAL")
             version = int(db.execute("PRAGMA user_version").fetchone()[0])
             if version > len(MIGRATIONS):
-                raise ConfigError(f"{self._path} was written by a newer vLLM Lab.", "Update this one, or set LAB_DATA_DIR.")
+                raise ConfigError(
+                    f"{self._path} was written by a newer vLLM Lab.", "Update this one, or set LAB_DATA_DIR."
+                )
             for number, script in enumerate(MIGRATIONS[version:], version + 1):
                 db.executescript(f"BEGIN; {script} PRAGMA user_version = {number}; COMMIT;")
             db.execute("SELECT count(*) FROM runs")
@@ -153,7 +163,9 @@ class RunStore:
             part = self._path.with_name(self._path.name + suffix)
             if part.exists():
                 part.rename(self._path.with_name(f"{self._path.name}.corrupt-{stamp}{suffix}"))
-        self.notice = f"The database of runs was damaged. It is kept as {self._path.name}.corrupt-{stamp}; a new one was begun."
+        self.notice = (
+            f"The database of runs was damaged. It is kept as {self._path.name}.corrupt-{stamp}; a new one was begun."
+        )
 
 
 def run_to_json(run: Run) -> str:

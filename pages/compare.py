@@ -66,7 +66,10 @@ if finished and snapshot.results is not None:
     results.notes(snapshot.results)
     if snapshot.run_id:
         st.page_link(
-            "pages/runs.py", label="Open the saved run", icon=":material/history:", query_params={"run": snapshot.run_id}
+            "pages/runs.py",
+            label="Open the saved run",
+            icon=":material/history:",
+            query_params={"run": snapshot.run_id},
         )
 
 if not snapshot.running:

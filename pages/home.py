@@ -54,9 +54,19 @@ with st.container(key="home_next"):
     for column, (target, label, icon, text) in zip(
         st.columns(3),
         (
-            ("pages/compare.py", "Race HF against vLLM", ":material/speed:", "Two answers side by side, then the numbers."),
+            (
+                "pages/compare.py",
+                "Race HF against vLLM",
+                ":material/speed:",
+                "Two answers side by side, then the numbers.",
+            ),
             ("pages/chat.py", "Chat and watch", ":material/forum:", "Time to first token, every gap, cache reuse."),
-            ("pages/server.py", "Turn the knobs", ":material/tune:", "Context length, batch size, cache: see what they do."),
+            (
+                "pages/server.py",
+                "Turn the knobs",
+                ":material/tune:",
+                "Context length, batch size, cache: see what they do.",
+            ),
         ),
         strict=True,
     ):

@@ -68,7 +68,10 @@ def _run(steps: list[tuple[str, Callable[[], None]]]) -> int:
         try:
             step()
         except (StepFailed, OSError) as error:
-            print(f"[{number}/{len(steps)}] {name} FAILED: {error}\nRun the same command again to resume.", file=sys.stderr)
+            print(
+                f"[{number}/{len(steps)}] {name} FAILED: {error}\nRun the same command again to resume.",
+                file=sys.stderr,
+            )
             return 1
         print(f"[{number}/{len(steps)}] {name}: done in {time.monotonic() - began:.1f} s", flush=True)
     return 0

@@ -149,4 +149,3 @@ def _emit(**event: Any) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     sys.exit(main())
-

@@ -246,7 +246,9 @@ class Supervisor:
             return
         except Exception as error:  # whatever it is, the state must not stay at "starting"
             self._end(child)
-            self._failed(Diagnosis("internal", f"{type(error).__name__}: {error}", "This is a fault of the lab itself."))
+            self._failed(
+                Diagnosis("internal", f"{type(error).__name__}: {error}", "This is a fault of the lab itself.")
+            )
             return
         self._stopped(self._end(child), free_before)
 
@@ -265,7 +267,11 @@ class Supervisor:
         log_path.touch(mode=0o600)
         child = ServerChild(launch, log_path, os.environ)
         self._update(
-            endpoint=endpoint, command=launch.shell_line(), pid=child.pid, log_path=str(log_path), message="Importing vLLM"
+            endpoint=endpoint,
+            command=launch.shell_line(),
+            pid=child.pid,
+            log_path=str(log_path),
+            message="Importing vLLM",
         )
         self._write_record(child, ready=False)
         return child
@@ -279,7 +285,9 @@ class Supervisor:
             self._check_alive(child)
             for line in follower.new_lines():
                 tracker.read(line)
-            self._update(capacity=tracker.capacity, message=f"{tracker.progress()[list(Phase).index(tracker.phase)].label}")
+            self._update(
+                capacity=tracker.capacity, message=f"{tracker.progress()[list(Phase).index(tracker.phase)].label}"
+            )
             if time.monotonic() > deadline:
                 raise ServerFailed("The server did not begin to listen within 30 minutes.", "Look at its log.")
             child.wait(POLL_S)
@@ -345,7 +353,12 @@ class Supervisor:
             message += ", the GPU memory is back" if back else ", but GPU memory is still held by something"
         with self._lock:
             self._snapshot = replace(
-                self._snapshot, state=ServerState.STOPPED, endpoint=None, pid=None, message=message, capacity=KvCapacity()
+                self._snapshot,
+                state=ServerState.STOPPED,
+                endpoint=None,
+                pid=None,
+                message=message,
+                capacity=KvCapacity(),
             )
 
     def _gpu_memory_back(self, free_before: int) -> bool:

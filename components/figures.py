@@ -100,4 +100,5 @@ def gaps_alt(gaps_ms: Sequence[float]) -> str:
     if not gaps_ms:
         return "No gaps between chunks yet."
     ordered = sorted(gaps_ms)
-    return f"{len(gaps_ms)} gaps between chunks, middle one {ordered[len(ordered) // 2]:.1f} ms, longest {ordered[-1]:.1f} ms."
+    middle, longest = ordered[len(ordered) // 2], ordered[-1]
+    return f"{len(gaps_ms)} gaps between chunks, middle one {middle:.1f} ms, longest {longest:.1f} ms."

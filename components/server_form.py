@@ -130,7 +130,7 @@ def _memory(config: ServerConfig, hardware: Hardware) -> dict[str, Any]:
             1,
             key="server_kv_gib",
             placeholder="sized for the settings",
-            help="Memory for the KV cache. Empty: enough for every request at full length, within half of the free RAM.",
+            help="Empty: enough for every request at full length, within half of the free RAM.",
         )
         return {"kv_cache_gib": gib}
     share = st.slider(

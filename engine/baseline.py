@@ -34,6 +34,8 @@ SILENCE_TIMEOUT_S = 600.0
 END_TIMEOUT_S = 5.0
 MEMORY_REMEDY = "Close other programs, choose a smaller model, or measure fewer users."
 
+LOADED_FACTS = ("import_s", "weights_s", "weights_bytes", "dtype", "threads", "attention", "max_length")
+
 OnText = Callable[[int, str, float], None]
 
 
@@ -121,7 +123,7 @@ class HfBaseline:
         self._send(do="load", path=str(self._path), dtype=self._dtype, device=device, threads=threads)
         event = self._wait_for("loaded", LOAD_TIMEOUT_S)
         load_s = time.perf_counter() - self._started_s
-        return Loaded(load_s, **{name: event.get(name) for name in Loaded.__dataclass_fields__ if name != "load_s"})
+        return Loaded(load_s=load_s, **{name: event[name] for name in LOADED_FACTS})
 
     def tokenize(self, messages: list[dict[str, str]]) -> list[int]:
         """Token ids of messages in the model's chat template, with the reply's opening."""
@@ -143,7 +145,9 @@ class HfBaseline:
         """
         self._send(do="generate", prompts=[list(prompt) for prompt in prompts], new_tokens=new_tokens, batch=batch)
         event = self._wait_for("generated", SILENCE_TIMEOUT_S, on_text)
-        traces = [_trace(answer, len(prompt), new_tokens) for answer, prompt in zip(event["answers"], prompts)]
+        traces = [
+            _trace(answer, len(prompt), new_tokens) for answer, prompt in zip(event["answers"], prompts, strict=True)
+        ]
         return Generated(traces, event["wall_s"], event["steps"], event["peak_memory_bytes"])
 
     def kill(self) -> None:
@@ -256,4 +260,5 @@ def _trace(answer: Mapping[str, Any], prompt_tokens: int, expected: int) -> Requ
         output_tokens=answer["output_tokens"],
         finish_reason="length",
         expected_tokens=expected,
+        finish_s=answer["times_s"][-1],
     )

@@ -28,6 +28,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from engine.server.processes import peak_resident_bytes
+
 Emit = Callable[..., None]
 MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
@@ -177,7 +179,7 @@ class Baseline:
     def _peak_memory_bytes(self) -> int | None:
         if self._device.startswith("cuda"):
             return int(self._torch.cuda.max_memory_allocated())
-        return _peak_resident_bytes()
+        return peak_resident_bytes([os.getpid()])
 
 
 def _answer(sent_s: float, clock: TokenClock, new: int, text: bool = True) -> dict[str, Any]:
@@ -192,14 +194,6 @@ def _torch_dtype(torch: Any, path: str, name: str) -> Any:
         name = str(own.get("dtype") or own.get("torch_dtype") or "bfloat16").removeprefix("torch.")
         name = "bfloat16" if name == "float32" else name
     return getattr(torch, name)
-
-
-def _peak_resident_bytes() -> int | None:
-    """VmHWM, because ``ru_maxrss`` may still hold the size of the process that started this one."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 def _kind(error: BaseException) -> str:

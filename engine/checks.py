@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from engine.baseline import HfBaseline
+from engine.baseline import HfBaseline, baseline_dtype
 from engine.client import CompletionRequest, run_concurrently
 from engine.config import DEFAULT_MODEL, Endpoint, Settings
 from engine.environment import Check, Environment, collect, static_checks
 from engine.errors import LabError
-from engine.models import resolve
+from engine.models import prepare
 from engine.server.record import read_record
 
 NAME = "Real generation"
@@ -63,12 +62,12 @@ def generation_check(endpoint: Endpoint) -> Check:
 
 
 def _baseline_check(settings: Settings, environment: Environment, progress: Callable[[str], None]) -> Check:
-    log = settings.logs_dir / f"check-{time.strftime('%Y%m%d-%H%M%S')}.log"
     try:
-        source = resolve(DEFAULT_MODEL, settings, progress)
-        with HfBaseline(environment.hardware, log) as baseline:
-            baseline.load(source.path)
+        source = prepare(DEFAULT_MODEL, settings, progress)
+        dtype = baseline_dtype(None, environment.hardware)
+        with HfBaseline(source.path, environment.hardware, settings.logs_dir, dtype) as baseline:
+            baseline.load()
             done = baseline.generate([PROMPT_IDS], TOKENS)
     except LabError as error:
         return Check(NAME, False, error.cause, error.remedy or "Run make setup.")
-    return Check(NAME, True, f"{done.output_tokens} tokens from Hugging Face in {done.generate_s * 1000:.0f} ms")
+    return Check(NAME, True, f"{done.traces[0].output_tokens} tokens from Hugging Face in {done.wall_s * 1000:.0f} ms")

@@ -87,12 +87,14 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> Answer:
         users=tuple(_numbers(arguments.users)),
         engines=tuple(word.strip() for word in arguments.engines.split(",")),
         static_batch=not arguments.no_static_batch,
+        eager_against_graphs=arguments.eager,
     )
     services, _ = open_beside(settings)
     with _closing(services):
         if arguments.base_url:
             services.supervisor.attach(arguments.base_url, arguments.api_key or os.environ.get("OPENAI_API_KEY"))
-        results = services.compare.run_blocking(config, progress=_say)
+        server = ServerConfig(model=arguments.model) if arguments.model else None
+        results = services.compare.run_blocking(config, server, progress=_say)
         return results.to_dict(), True
 
 
@@ -168,10 +170,10 @@ def _stop(arguments: argparse.Namespace, settings: Settings) -> Answer:
 
 def _printed_command(config: ServerConfig, settings: Settings) -> dict[str, Any]:
     from engine.environment import detect_hardware
-    from engine.models import resolve
+    from engine.models import prepare
     from engine.server.command import build_launch
 
-    source = resolve(config.model, settings, progress=_say)
+    source = prepare(config.model, settings, progress=_say)
     launch = build_launch(config, detect_hardware(settings), source, port=config.port or 8000, api_key="…")
     variables = {name: "…" if name == "VLLM_API_KEY" else value for name, value in launch.env.items()}
     return {"argv": list(launch.argv), "env": variables, "command": launch.shell_line(), "model": source.to_dict()}
@@ -322,7 +324,9 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--max-tokens", type=int, default=CompareConfig.max_tokens)
     compare.add_argument("--repeats", type=int, default=CompareConfig.repeats)
     compare.add_argument("--users", default="1", help="numbers of prompts at once, like 1,5,10,20")
-    compare.add_argument("--no-static-batch", action="store_true")
+    compare.add_argument("--no-static-batch", action="store_true", help="leave out Hugging Face's own batch")
+    compare.add_argument("--eager", action="store_true", help="measure vLLM both eager and compiled, with two restarts")
+    compare.add_argument("--model", help="what to serve where no server runs yet")
     _add_endpoint(compare)
 
     chat = _verb(verbs, "chat", _chat, _text_chat, "one chat turn")

@@ -247,6 +247,7 @@ class AnswerRecorder:
         self.sent_s = time.perf_counter()
         self.last_read_s = self.sent_s
         self.ended_s: float | None = None
+        self.finish_s: float | None = None
         self.times_s: list[float] = []
         self.texts: list[str] = []
         self.usage: dict[str, Any] = {}
@@ -297,7 +298,7 @@ class AnswerRecorder:
                 self.on_text(text, now_s)
         reason = choice.get("finish_reason")
         if isinstance(reason, str):
-            self.finish_reason = reason
+            self.finish_reason, self.finish_s = reason, now_s
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -333,6 +334,7 @@ class AnswerRecorder:
             rejected=self.rejected,
             status=self.status,
             ended_s=self.ended_s,
+            finish_s=self.finish_s,
         )
 
 

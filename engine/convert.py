@@ -1,14 +1,13 @@
-"""``python -m engine.convert GGUF TARGET VERSION``: a GGUF file → an ordinary bfloat16 checkpoint.
+"""A GGUF file → an ordinary bfloat16 checkpoint. Only for child processes: it imports torch and transformers.
 
-A child process, because it imports torch and transformers. The result appears in one step: it is
-written beside the target and renamed, so a kill half-way leaves nothing that looks finished.
+The result appears in one step: it is written beside the target and renamed, so that a kill half-way leaves
+nothing that looks finished.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -35,7 +34,3 @@ def convert(gguf: Path, target: Path, version: str) -> None:
     fresh.chmod(0o755)
     os.sync()
     fresh.rename(target)
-
-
-if __name__ == "__main__":
-    convert(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

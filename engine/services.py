@@ -31,7 +31,7 @@ class LabServices:
 
     def close(self) -> None:
         """Cancel what runs, stop the server (unless it is somebody else's) and free the data folder."""
-        self.compare.cancel()
+        self.compare.close()
         self.supervisor.close()
         if self.lock is not None:
             self.lock.release()

@@ -136,7 +136,7 @@ def _find_browser() -> None:
 
 
 def _prepare_model() -> None:
-    if subprocess.run([str(PYTHON), "-m", "engine.models", "prepare"], cwd=ROOT).returncode:
+    if subprocess.run([str(PYTHON), "-m", "engine.model_fetch"], cwd=ROOT).returncode:
         raise StepFailed("the model could not be prepared, see above")
 
 

@@ -29,8 +29,8 @@ class LogFollower:
         return [line.decode("utf-8", "replace") for line in lines]
 
 
-def tail(path: Path, lines: int, needle: str = "") -> list[str]:
-    """The last ``lines`` lines, only those containing ``needle`` (case ignored); reads at most 512 KiB."""
+def tail(path: Path, lines: int, needle: str | None = None) -> list[str]:
+    """The last ``lines`` lines, with ``needle`` only those that contain it (case ignored); reads at most 512 KiB."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -38,7 +38,7 @@ def tail(path: Path, lines: int, needle: str = "") -> list[str]:
             text = file.read(TAIL_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
         return []
-    wanted = needle.casefold()
+    wanted = (needle or "").casefold()
     return list(deque((line for line in text.splitlines() if wanted in line.casefold()), maxlen=lines))
 
 

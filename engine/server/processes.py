@@ -87,6 +87,19 @@ def shared_memory_of(pgid: int) -> set[Path]:
     return found
 
 
+def peak_resident_bytes(pids: list[int]) -> int | None:
+    """Sum of the most RAM that each process ever had resident; None where none of them tells.
+
+    VmHWM, because ``ru_maxrss`` may still hold the size of the process that started this one.
+    """
+    peaks = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            lines = (PROC / str(pid) / "status").read_text().splitlines()
+            peaks += [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]
+    return sum(peaks) if peaks else None
+
+
 def _stat_fields(pid: int) -> list[str] | None:
     """Fields of /proc/PID/stat from the state on: 0 state, 1 parent, 2 group, 3 session, 19 start."""
     try:

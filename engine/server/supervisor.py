@@ -21,7 +21,7 @@ from engine.client import list_models, probe_one_token
 from engine.config import Device, Endpoint, ServerConfig, Settings
 from engine.environment import Hardware, detect_hardware
 from engine.errors import AlreadyRunning, ConfigError, DataFolderInUse, LabError, ServerFailed, ServerNotReady
-from engine.models import ModelSource, resolve
+from engine.models import ModelSource, prepare
 from engine.server import log, record
 from engine.server.child import Exit, ServerChild
 from engine.server.command import Launch, build_launch
@@ -34,6 +34,7 @@ from engine.telemetry.prometheus import scrape
 POLL_S = 0.25
 PROBE_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 30 * 60.0
+PORT_TRIES = 3
 MEMORY_BACK_S = 10.0
 MEMORY_SLACK_BYTES = 64 * 1024**2
 
@@ -54,11 +55,11 @@ class Supervisor:
         *,
         owner: bool = True,
         build: LaunchBuilder = build_launch,
-        resolve_model: Callable[..., ModelSource] = resolve,
+        prepare_model: Callable[..., ModelSource] = prepare,
         hardware: Callable[[Settings], Hardware] = detect_hardware,
     ) -> None:
         self._settings, self._store = settings, store
-        self._build, self._resolve, self._detect = build, resolve_model, hardware
+        self._build, self._prepare, self._detect = build, prepare_model, hardware
         self._lock = threading.RLock()
         self._snapshot = ServerSnapshot()
         self._tracker: StartupTracker | None = None
@@ -66,6 +67,7 @@ class Supervisor:
         self._next: ServerConfig | None = None
         self._life: threading.Thread | None = None
         self._owner = owner
+        self._ports_lost = 0
         self.leftovers = record.end_leftover(settings.state_dir) if owner else []
 
     # -- what viewers read
@@ -90,7 +92,7 @@ class Supervisor:
             raise ServerNotReady(f"The server is {current.state.value}.", "Start it on the Server page and wait.")
         return current.endpoint
 
-    def log_tail(self, lines: int = 200, needle: str = "") -> list[str]:
+    def log_tail(self, lines: int = 200, needle: str | None = None) -> list[str]:
         path = self.snapshot().log_path
         return log.tail(Path(path), lines, needle) if path else []
 
@@ -108,12 +110,10 @@ class Supervisor:
                 raise AlreadyRunning("The lab is attached to another server.", "Detach from it first.")
             if self._snapshot.state not in (ServerState.STOPPED, ServerState.FAILED):
                 raise AlreadyRunning(f"The server is {self._snapshot.state.value}.", "There is only one at a time.")
-            if self._life is not None:
-                self._life.join()
-            self._stop.clear()
             self._begin(config or ServerConfig())
-            self._life = threading.Thread(target=self._live, name="server-life", daemon=True)
-            self._life.start()
+            if self._life is None:  # else the thread of the one before is just ending, and takes this one over
+                self._life = threading.Thread(target=self._live, name="server-life", daemon=True)
+                self._life.start()
 
     def stop(self, *, wait: bool = False) -> None:
         """End the server, or call off its start; nothing happens when there is none."""
@@ -183,7 +183,7 @@ class Supervisor:
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> ServerSnapshot:
         """Block until ready; raises ServerFailed with the diagnosis, or when time is up."""
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        while True:
             current = self.snapshot()
             if current.ready:
                 return current
@@ -191,8 +191,9 @@ class Supervisor:
                 raise ServerFailed(current.diagnosis.cause, current.diagnosis.remedy)
             if current.state == ServerState.STOPPED:
                 raise ServerFailed("The server was stopped.", "Start it again.")
+            if time.monotonic() >= deadline:
+                raise ServerFailed(f"The server was not ready after {timeout_s:.0f} s.", "Look at its log.")
             time.sleep(POLL_S)
-        raise ServerFailed(f"The server was not ready after {timeout_s:.0f} s.", "Look at its log.")
 
     def close(self) -> None:
         """Stop and wait; for the end of the process."""
@@ -202,6 +203,7 @@ class Supervisor:
 
     def _begin(self, config: ServerConfig) -> None:
         """Publish STARTING at once, so that a second press of Start finds it."""
+        self._stop.clear()
         self._tracker = StartupTracker(self._store.expected_start(_history_key(config)))
         self._snapshot = ServerSnapshot(
             state=ServerState.STARTING,
@@ -216,10 +218,11 @@ class Supervisor:
             self._live_once()
             with self._lock:
                 config, self._next = self._next, None
-                if config is None:
+                if config is not None:
+                    self._begin(config)
+                if self._snapshot.state != ServerState.STARTING:
+                    self._life = None
                     return
-                self._stop.clear()
-                self._begin(config)
 
     def _live_once(self) -> None:
         child: ServerChild | None = None
@@ -254,7 +257,7 @@ class Supervisor:
 
     def _spawn(self, hardware: Hardware) -> ServerChild:
         config = self._config()
-        source = self._resolve(config.model, self._settings, progress=self._progress)
+        source = self._prepare(config.model, self._settings, self._progress, self._check_stop)
         self._enter(Phase.IMPORT, "Starting vLLM", source=source)
         port, key = config.port or free_port(), secrets.token_urlsafe(32)
         if config.port is not None:
@@ -321,14 +324,15 @@ class Supervisor:
         self._write_record(child, ready=True)
 
     def _check_alive(self, child: ServerChild) -> None:
-        if self._stop.is_set():
-            raise _Stopped
+        self._check_stop()
         if child.exit is not None:
             raise _Died
 
-    def _progress(self, message: str) -> None:
+    def _check_stop(self) -> None:
         if self._stop.is_set():
             raise _Stopped
+
+    def _progress(self, message: str) -> None:
         self._update(message=message)
 
     # -- the end of it
@@ -337,7 +341,7 @@ class Supervisor:
         return child.stop() if child is not None else None
 
     def _stopped(self, ended: Exit | None, free_before: int | None) -> None:
-        record.drop_record(self._settings.state_dir)
+        self._drop_record()
         if ended is not None and ended.left:
             self._failed(
                 Diagnosis(
@@ -354,7 +358,7 @@ class Supervisor:
         with self._lock:
             self._snapshot = replace(
                 self._snapshot,
-                state=ServerState.STOPPED,
+                state=ServerState.STOPPED if self._next is None else ServerState.STOPPING,
                 endpoint=None,
                 pid=None,
                 message=message,
@@ -373,10 +377,24 @@ class Supervisor:
     def _fail(self, ended: Exit | None, *, was_ready: bool) -> None:
         code = ended.code if ended else None
         path = Path(self._snapshot.log_path or "")
-        self._failed(diagnose_file(path, exit_code=code, config=self._config(), was_ready=was_ready))
+        config = self._config()
+        diagnosis = diagnose_file(path, exit_code=code, config=config, was_ready=was_ready)
+        if diagnosis.name == "port_taken" and config.port is None and self._ports_lost < PORT_TRIES:
+            # Somebody took the port that we had found free: only another one is needed.
+            self._ports_lost += 1
+            with self._lock:
+                self._next = self._next or config
+                self._snapshot = replace(self._snapshot, state=ServerState.STOPPING, message=diagnosis.cause)
+            return
+        self._ports_lost = 0
+        self._failed(diagnosis)
+
+    def _drop_record(self) -> None:
+        with contextlib.suppress(OSError):  # a folder that is gone or read-only must not hide the end of a server
+            record.drop_record(self._settings.state_dir)
 
     def _failed(self, diagnosis: Diagnosis) -> None:
-        record.drop_record(self._settings.state_dir)
+        self._drop_record()
         tracker = self._tracker
         if tracker is not None:
             tracker.finish()

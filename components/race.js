@@ -1,0 +1,77 @@
+const races = new WeakMap();
+const SPEEDS = [[1, 'Real speed'], [0.5, '2× slower'], [0.25, '4× slower']];
+function element(tag, name, text) { const e = document.createElement(tag); e.className = name || ''; if (text) e.textContent = text; return e; }
+function build(root, data) {
+  root.replaceChildren();
+  const lanes = element('div', 'lanes');
+  root.append(lanes);
+  const parts = data.lanes.map((lane) => {
+    const box = element('section', 'lane'); box.style.setProperty('--lane', lane.colour); box.setAttribute('aria-label', lane.label);
+    const head = element('div', 'head'), sub = element('div', 'sub'), track = element('div', 'track');
+    const p = { name: element('div', 'name', lane.label), clock: element('div', 'clock'), note: element('div', 'note'),
+      rate: element('div', 'rate'), fill: element('div', 'fill'), text: element('div', 'text'), shown: -1 };
+    head.append(p.name, p.clock); sub.append(p.note, p.rate); track.append(p.fill); box.append(head, sub, track, p.text); lanes.append(box);
+    p.text.tabIndex = 0;
+    return p;
+  });
+  const bar = element('div', 'bar');
+  root.append(bar);
+  return { parts, bar };
+}
+function controls(race) {
+  race.bar.replaceChildren();
+  if (!race.data.replay) return;
+  const again = element('button', 'again', '↻ Replay the race'); again.type = 'button';
+  again.onclick = () => { race.from = performance.now(); race.playing = true; };
+  race.bar.append(again);
+  SPEEDS.forEach(([speed, label]) => {
+    const b = element('button', 'speed', label); b.type = 'button'; b.setAttribute('aria-pressed', String(speed === race.speed));
+    b.onclick = () => { race.speed = speed; race.from = performance.now(); race.playing = true; controls(race); };
+    race.bar.append(b);
+  });
+  race.bar.append(element('span', 'note', 'Recorded times of this run, both started together.'));
+}
+function draw(race) {
+  const since = (performance.now() - race.from) / 1000;
+  let running = false;
+  race.data.lanes.forEach((lane, i) => {
+    const p = race.parts[i];
+    const end = lane.pieces.length ? lane.pieces[lane.pieces.length - 1][0] : 0;
+    let clock = lane.clock, all = !lane.follow;
+    if (race.data.replay) { clock = race.playing ? since * race.speed : end; all = false; }
+    else if (lane.ticking) clock = lane.clock + since;
+    const finished = (race.data.replay || lane.follow || lane.state === 'done') && lane.pieces.length > 0 && clock >= end;
+    if (finished) clock = end; else if (race.data.replay) running = true;
+    const count = all ? lane.pieces.length : lane.pieces.filter(([t]) => t <= clock + 1e-6).length;
+    if (count !== p.shown) {
+      p.text.textContent = lane.pieces.slice(0, count).map(([, text]) => text).join('');
+      p.text.scrollTop = p.text.scrollHeight; p.shown = count;
+    }
+    p.clock.textContent = clock > 0 || lane.pieces.length ? clock.toFixed(2) + ' s' : '—';
+    p.fill.style.width = (lane.total ? Math.min(100, 100 * count / lane.total) : 0) + '%';
+    p.note.textContent = finished && !lane.follow ? 'Finished' : lane.note;
+    p.rate.textContent = finished && lane.rate ? lane.rate : '';
+  });
+  if (race.data.replay && race.playing && !running) race.playing = false;
+}
+export default function (component) {
+  const root = component.parentElement.querySelector('.race');
+  const data = component.data;
+  const shape = JSON.stringify(data.lanes.map((lane) => [lane.label, lane.colour]));
+  let race = races.get(root);
+  if (!race || race.shape !== shape) {
+    race = { ...build(root, data), shape, speed: 1, playing: false };
+    races.set(root, race);
+  }
+  const started = data.replay && !(race.data && race.data.replay) && data.autoplay;
+  race.data = data;
+  if (!race.playing || started) race.from = performance.now();
+  if (started) race.playing = true;
+  race.parts.forEach((part) => { part.shown = -1; });
+  controls(race);
+  if (!race.timer) {
+    const tick = () => { draw(race); race.timer = requestAnimationFrame(tick); };
+    race.timer = requestAnimationFrame(tick);
+  }
+  return () => { cancelAnimationFrame(race.timer); race.timer = null; };
+}

@@ -145,7 +145,12 @@ def _check(config: ServerConfig, hardware: Hardware) -> None:
     if config.block_size is not None and config.block_size not in block_sizes(hardware):
         sizes = ", ".join(map(str, block_sizes(hardware)))
         raise ConfigError(f"Block size {config.block_size} is not taken here.", f"Use one of {sizes}.")
-    workers = config.tensor_parallel_size * config.pipeline_parallel_size * config.data_parallel_size
+    workers = _workers(config)
+    if hardware.device == Device.CPU and workers > len(hardware.cpu_ids):
+        raise ConfigError(
+            f"{workers} workers are asked for, but there are {len(hardware.cpu_ids)} cores.",
+            "Lower the parallel sizes: every worker needs at least one core.",
+        )
     if hardware.device == Device.CUDA and workers > len(hardware.gpus) and config.distributed_executor_backend != "ray":
         raise ConfigError(
             f"{workers} workers are asked for, but there are {len(hardware.gpus)} GPUs.",
@@ -153,6 +158,10 @@ def _check(config: ServerConfig, hardware: Hardware) -> None:
         )
     if hardware.device == Device.CUDA and config.kv_cache_dtype.startswith("fp8") and _is_old(hardware):
         raise ConfigError("This GPU has no fp8 KV cache in vLLM.", "Set kv_cache_dtype to auto.")
+
+
+def _workers(config: ServerConfig) -> int:
+    return config.tensor_parallel_size * config.pipeline_parallel_size * config.data_parallel_size
 
 
 def _is_old(hardware: Hardware) -> bool:
@@ -169,16 +178,19 @@ def _dtype(config: ServerConfig, hardware: Hardware) -> str:
 
 
 def _optional_flags(config: ServerConfig, hardware: Hardware) -> list[tuple[str, str]]:
+    on_gpu = hardware.device == Device.CUDA
     backend = config.attention_backend
-    if backend is None and hardware.device == Device.CUDA and _is_old(hardware):
+    if backend is None and on_gpu and _is_old(hardware):
         backend = "TRITON_ATTN"
+    kv_bytes = config.kv_cache_gib * GIB if config.kv_cache_gib is not None and on_gpu else None
     values: list[tuple[str, object]] = [
         ("--max-model-len", config.max_model_len),
         ("--max-num-batched-tokens", config.max_num_batched_tokens),
         ("--block-size", config.block_size),
         ("--attention-backend", backend),
         ("--kv-cache-dtype", None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype),
-        ("--gpu-memory-utilization", config.gpu_memory_utilization if hardware.device == Device.CUDA else None),
+        ("--gpu-memory-utilization", config.gpu_memory_utilization if on_gpu else None),
+        ("--kv-cache-memory-bytes", kv_bytes),
     ]
     return [(flag, str(value)) for flag, value in values if value is not None]
 
@@ -207,15 +219,27 @@ def _environment(
         "TOKENIZERS_PARALLELISM": "false",
     }
     if hardware.device == Device.CPU:
-        shape = ModelShape.from_config_file(source.path / "config.json")
-        env["VLLM_CPU_KVCACHE_SPACE"] = str(kv_space_gib(config, hardware, shape))
+        env["VLLM_CPU_KVCACHE_SPACE"] = str(config.kv_cache_gib or _sized_kv_space(config, hardware, source))
         env |= cpu_thread_environment(hardware, python)
-        env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, hardware.cpu_ids))
+        env["VLLM_CPU_OMP_THREADS_BIND"] = _thread_binding(hardware.cpu_ids, _workers(config))
         env["CUDA_VISIBLE_DEVICES"] = ""
     else:
         # Building FlashInfer's sampler needs nvcc, which most machines do not have.
         env["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     return env
+
+
+def _sized_kv_space(config: ServerConfig, hardware: Hardware, source: ModelSource) -> int:
+    dtype_bytes = 4 if _dtype(config, hardware) == "float32" else 2
+    shape = ModelShape.from_config_file(source.path / "config.json", dtype_bytes)
+    return kv_space_gib(config, hardware, shape)
+
+
+def _thread_binding(cpu_ids: tuple[int, ...], workers: int) -> str:
+    """Cores of each worker, workers separated by ``|``: vLLM wants one list for every rank."""
+    share = len(cpu_ids) // workers
+    shares = (cpu_ids[rank * share : (rank + 1) * share] for rank in range(workers))
+    return "|".join(",".join(map(str, ids)) for ids in shares)
 
 
 def cpu_thread_environment(hardware: Hardware, python: str = sys.executable) -> dict[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from engine.server.state import KvCapacity, Phase, PhaseProgress
 
 MARKS: tuple[tuple[Phase, tuple[str, ...]], ...] = (
-    (Phase.WEIGHTS, ("Starting to load model",)),
+    (Phase.WEIGHTS, ("Starting to load model", "Loading model from scratch")),
     (Phase.KV_CACHE, ("Loading weights took", "Model loading took")),
     (Phase.WARM_UP, ("KV cache size:", "Capturing CUDA graphs", "init engine (profile")),
     (Phase.READY, ("Starting vLLM server on", "Starting vLLM API server", "Application startup complete")),
@@ -50,7 +50,9 @@ class StartupTracker:
         self.capacity = _capacity(line, self.capacity)
 
     def finish(self) -> None:
-        self._finished = self._clock()
+        """Stop the clock, at the first token or at a failure; a later call changes nothing."""
+        if self._finished is None:
+            self._finished = self._clock()
 
     @property
     def phase(self) -> Phase:
@@ -73,12 +75,14 @@ class StartupTracker:
 
     def progress(self) -> tuple[PhaseProgress, ...]:
         durations, current = self.durations(), list(Phase).index(self.phase)
+        # A start that failed stays at the phase it failed in.
+        answered = self._finished is not None and self.phase == Phase.READY
         return tuple(
             PhaseProgress(
                 phase=phase,
                 elapsed_s=durations.get(phase.value),
                 expected_s=self._expected.get(phase.value),
-                done=index < current or self._finished is not None,
+                done=index < current or answered,
             )
             for index, phase in enumerate(Phase)
         )

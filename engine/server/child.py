@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,7 +40,7 @@ class ServerChild:
 
     def __init__(self, launch: Launch, log_path: Path, inherited: Mapping[str, str]) -> None:
         """Starts at once; raises ServerFailed when there is nothing to start."""
-        scratch = tempfile.mkdtemp(prefix="vllm-lab-")
+        self._scratch = scratch = tempfile.mkdtemp(prefix="vllm-lab-")
         # Sockets and temporary files of the server go into a folder that the guard removes.
         env = launch.full_env(inherited) | {"TMPDIR": scratch, "VLLM_RPC_BASE_PATH": scratch}
         order = {"argv": launch.argv, "env": env, "cwd": scratch, "log": str(log_path), "grace_s": GRACE_S}
@@ -96,6 +97,7 @@ class ServerChild:
             killed, left = kill_group(self.pid)
             self._exit = Exit(None, killed, tuple(left), asked=False, error="its guard process was killed")
         self._guard.wait()
+        shutil.rmtree(self._scratch, ignore_errors=True)  # a guard that was killed could not
         self._guard.stdout.close()
         with contextlib.suppress(OSError):
             self._guard.stdin.close()

@@ -66,7 +66,7 @@ def kill_group(pgid: int, wait_s: float = 3.0) -> tuple[int, list[int]]:
 
 
 def wait_gone(pgid: int, timeout_s: float) -> bool:
-    """Wait until a group is empty; reaps our own children on the way."""
+    """Wait until a group is empty but for zombies; False when time is up."""
     deadline = time.monotonic() + timeout_s
     while group_members(pgid):
         if time.monotonic() > deadline:

@@ -8,7 +8,7 @@ from html import escape
 import streamlit as st
 
 from components import errors
-from components.format import millis, plain, seconds, speed
+from components.format import millis, number, plain, seconds, speed
 from engine.client import CompletionRequest, run_concurrently
 from engine.config import Endpoint
 from engine.environment import Check
@@ -37,6 +37,8 @@ def _line(check: Check) -> str:
 
 def server_check(snapshot: ServerSnapshot) -> Check:
     """The server as one more line: ready means that it answered a first token."""
+    if snapshot.attached and snapshot.endpoint:
+        return Check("vLLM server", True, f"attached to {snapshot.endpoint.base_url}", "")
     if snapshot.ready:
         after = f" after {seconds(snapshot.ready_after_s)}" if snapshot.ready_after_s is not None else ""
         return Check("vLLM server", True, f"answered a first token{after}", "")
@@ -61,7 +63,7 @@ def quick_generation(endpoint: Endpoint | None, busy: bool) -> None:
     with errors.shown():
         trace = generate(endpoint)
         st.success(
-            f"{trace.output_tokens or 0} tokens in {millis(trace.e2e_ms)} "
+            f"{number(trace.output_tokens)} tokens in {millis(trace.e2e_ms)} "
             f"(first after {millis(trace.ttft_ms)}, {speed(trace.decode_speed_tok_s)}): "
             f"“{plain(QUICK_PROMPT)}{plain(trace.text)}”",
             icon=":material/check_circle:",

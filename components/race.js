@@ -48,7 +48,7 @@ function draw(race) {
       p.text.scrollTop = p.text.scrollHeight; p.shown = count;
     }
     p.clock.textContent = clock > 0 || lane.pieces.length ? clock.toFixed(2) + ' s' : '—';
-    p.fill.style.width = (lane.total ? Math.min(100, 100 * count / lane.total) : 0) + '%';
+    p.fill.style.width = (finished ? 100 : lane.total ? Math.min(100, 100 * count / lane.total) : 0) + '%';
     p.note.textContent = finished && !lane.follow ? 'Finished' : lane.note;
     p.rate.textContent = finished && lane.rate ? lane.rate : '';
   });

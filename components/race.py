@@ -14,7 +14,7 @@ import streamlit as st
 from components import palette
 from engine.compare_results import CompareSnapshot, Lane
 
-LIVE_STATES = ("running", "warming", "loading")
+UNFINISHED = ("waiting", "loading", "warming", "running")
 NOTES = {
     "waiting": "Waiting for its turn",
     "loading": "Loading the weights",
@@ -43,7 +43,7 @@ def race_data(snapshot: CompareSnapshot) -> dict[str, Any]:
     live = next((lane for lane in lanes if lane.state == "running"), None)
     total = snapshot.config.max_tokens if snapshot.config else None
     return {
-        "replay": not running and all(lane.text_pieces for lane in lanes) and bool(lanes),
+        "replay": not running and all(lane.state == "done" and lane.text_pieces for lane in lanes) and bool(lanes),
         "autoplay": snapshot.state == "done",
         "lanes": [_lane_data(lane, live, running, total) for lane in lanes],
     }
@@ -59,15 +59,17 @@ def _lane_data(lane: Lane, live: Lane | None, running: bool, total: int | None) 
         "state": str(lane.state),
         "pieces": pieces,
         "clock": clock or 0.0,
-        "ticking": follow or lane.state == "running",
+        "ticking": follow or (running and lane.state == "running"),
         "follow": follow,
-        "note": "Replay at its measured pace" if follow else _note(lane),
-        "rate": _rate(pieces, total),
+        "note": "Replay at its measured pace" if follow else _note(lane, running),
+        "rate": _rate(pieces, total) if lane.state == "done" else "",
         "total": total or len(pieces),
     }
 
 
-def _note(lane: Lane) -> str:
+def _note(lane: Lane, running: bool) -> str:
+    if not running and lane.state in UNFINISHED:
+        return "Not measured" if lane.state == "waiting" else "Ended before the answer was complete"
     if lane.state == "running":
         return "Measuring now"
     return NOTES.get(str(lane.state), "")

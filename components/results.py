@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import streamlit as st
 
 from components import html, palette
 from components.format import millis, number, plain, ratio, seconds, short, size, speed
-from engine.compare_results import CompareResults, EngineResult
+from engine.compare_results import CompareResults, EngineResult, Level
 from engine.environment import Environment
 from engine.store import Run, RunStore
 
+NO_NUMBERS = frozenset({"engine", "mode", "spread", "repeats"})
 ORDER = ("hf", "vllm_eager", "vllm")
 
 
@@ -27,9 +29,20 @@ def last_ratio(store: RunStore) -> tuple[Run, CompareResults] | None:
 def saved_results(run: Run) -> CompareResults | None:
     """Results of a saved comparison; None for another kind of run, or one that another version wrote."""
     try:
-        return CompareResults.from_dict(run.results)
-    except (KeyError, TypeError, ValueError, AttributeError):
+        saved = CompareResults.from_dict(run.results)
+        measured = [*saved.engines.values(), *saved.levels]
+        return saved if all(_is_number(value) for one in measured for value in _numbers(one)) else None
+    except (LookupError, TypeError, ValueError, AttributeError):
         return None
+
+
+def _numbers(measured: EngineResult | Level) -> list[Any]:
+    names = [field.name for field in fields(measured) if field.name not in NO_NUMBERS]
+    return [getattr(measured, name) for name in names]
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def summary_of(run: Run) -> str:

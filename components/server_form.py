@@ -26,15 +26,15 @@ def configuration(services: LabServices, snapshot: ServerSnapshot) -> None:
     """The form, and Start or Restart with it."""
     current = snapshot.config or ServerConfig()
     with st.form("server_form", border=True, enter_to_submit=False):
-        values = _fields(current, services.environment.hardware)
+        values = _fields(current, services.environment.hardware, snapshot.generation)
         running = snapshot.state in (ServerState.STARTING, ServerState.READY) and not snapshot.attached
-        blocked = snapshot.state == ServerState.STOPPING or services.compare.snapshot().state == "running"
+        blocked = _blocked(snapshot, services.compare.snapshot().running)
         pressed = st.form_submit_button(
             "Restart with these settings" if running else "Start the server",
             type="primary",
             icon=":material/restart_alt:" if running else ":material/play_arrow:",
-            disabled=blocked,
-            help="Waits until the comparison or the stop is over." if blocked else None,
+            disabled=bool(blocked),
+            help=blocked,
         )
     if pressed:
         with errors.shown():
@@ -45,17 +45,27 @@ def configuration(services: LabServices, snapshot: ServerSnapshot) -> None:
             st.rerun()
 
 
-def _fields(config: ServerConfig, hardware: Hardware) -> dict[str, Any]:
-    values: dict[str, Any] = {"model": _model(config.model)}
+def _blocked(snapshot: ServerSnapshot, comparing: bool) -> str | None:
+    """Why no server can be started now; None when one can."""
+    if snapshot.attached:
+        return "Detach from the other server first."
+    if snapshot.state == ServerState.STOPPING or comparing:
+        return "Waits until the comparison or the stop is over."
+    return None
+
+
+def _fields(config: ServerConfig, hardware: Hardware, generation: int) -> dict[str, Any]:
+    """Keyed by the start they belong to: after a start, by whomever, the form shows what it started with."""
+    values: dict[str, Any] = {"model": _model(config.model, generation)}
     left, middle, right = st.columns(3, gap="medium")
     with left:
-        values["max_model_len"] = st.number_input(
+        values["max_model_len"] = _number_or_empty(
             "Context length (max_model_len)",
             16,
             1_048_576,
             config.max_model_len,
             256,
-            key="server_max_model_len",
+            key=f"server_max_model_len_{generation}",
             help="Tokens of prompt and answer together that one request may have. Empty: what the model allows.",
             placeholder="what the model allows",
         )
@@ -65,7 +75,7 @@ def _fields(config: ServerConfig, hardware: Hardware) -> dict[str, Any]:
             4096,
             config.max_num_seqs,
             8,
-            key="server_max_num_seqs",
+            key=f"server_max_num_seqs_{generation}",
             help="How many requests may run in one batch; more of them wait.",
         )
     with middle:
@@ -73,7 +83,7 @@ def _fields(config: ServerConfig, hardware: Hardware) -> dict[str, Any]:
             "Number format (dtype)",
             DTYPES,
             DTYPES.index(config.dtype),
-            key="server_dtype",
+            key=f"server_dtype_{generation}",
             help="auto: what fits this hardware (half on a GPU older than compute capability 8.0).",
         )
         sizes = [AUTO, *map(str, block_sizes(hardware))]
@@ -82,53 +92,61 @@ def _fields(config: ServerConfig, hardware: Hardware) -> dict[str, Any]:
             "KV block size (tokens)",
             sizes,
             sizes.index(chosen) if chosen in sizes else 0,
-            key="server_block_size",
+            key=f"server_block_size_{generation}",
             help="Only the sizes that this machine's attention backend takes.",
         )
         values["block_size"] = None if block == AUTO else int(block)
     with right:
-        values.update(_memory(config, hardware))
+        values.update(_memory(config, hardware, generation))
         mode = next(name for name, eager in MODES.items() if eager == config.enforce_eager)
         picked = st.selectbox(
             "Execution",
             list(MODES),
             list(MODES).index(mode),
-            key="server_mode",
+            key=f"server_mode_{generation}",
             help="Automatic: eager on a CPU (starts a minute sooner, as fast), CUDA graphs on a GPU.",
         )
         values["enforce_eager"] = MODES[picked]
     values["enable_prefix_caching"] = st.toggle(
         "Reuse the KV cache of equal prompt beginnings (prefix caching)",
         config.enable_prefix_caching,
-        key="server_prefix_caching",
+        key=f"server_prefix_caching_{generation}",
     )
     if len(hardware.gpus) > 1:
-        values.update(_parallel(config, len(hardware.gpus)))
+        values.update(_parallel(config, len(hardware.gpus), generation))
     return values
 
 
-def _model(current: str) -> str:
+def _number_or_empty(
+    label: str, low: int, high: int, value: int | None, step: int, key: str, **texts: str
+) -> int | None:
+    """A number that may be left empty. Its value comes in as state, because a default can't be cleared again."""
+    st.session_state.setdefault(key, value)
+    return st.number_input(label, low, high, None, step, key=key, **texts)
+
+
+def _model(current: str, generation: int) -> str:
     options = list(dict.fromkeys((*OFFERED_MODELS, current)))
     chosen = st.selectbox(
         "Model",
         options,
         options.index(current),
-        key="server_model",
+        key=f"server_model_{generation}",
         accept_new_options=True,
         help="Choose one, or type any hub id (owner/name) or a local folder.",
     )
     return (chosen or "").strip()
 
 
-def _memory(config: ServerConfig, hardware: Hardware) -> dict[str, Any]:
+def _memory(config: ServerConfig, hardware: Hardware, generation: int) -> dict[str, Any]:
     if hardware.device == Device.CPU:
-        gib = st.number_input(
+        gib = _number_or_empty(
             "KV cache (GiB)",
             1,
             4096,
             config.kv_cache_gib,
             1,
-            key="server_kv_gib",
+            key=f"server_kv_gib_{generation}",
             placeholder="sized for the settings",
             help="Empty: enough for every request at full length, within half of the free RAM.",
         )
@@ -139,13 +157,13 @@ def _memory(config: ServerConfig, hardware: Hardware) -> dict[str, Any]:
         1.0,
         config.gpu_memory_utilization,
         0.01,
-        key="server_gpu_share",
+        key=f"server_gpu_share_{generation}",
         help="Share of the GPU's memory for weights, KV cache and workspace (gpu_memory_utilization).",
     )
     return {"gpu_memory_utilization": share}
 
 
-def _parallel(config: ServerConfig, gpus: int) -> dict[str, Any]:
+def _parallel(config: ServerConfig, gpus: int, generation: int) -> dict[str, Any]:
     values: dict[str, Any] = {}
     columns = st.columns(4, gap="medium")
     for column, name, label in zip(
@@ -154,10 +172,15 @@ def _parallel(config: ServerConfig, gpus: int) -> dict[str, Any]:
         ("Tensor parallel", "Pipeline parallel", "Data parallel"),
         strict=False,
     ):
-        values[name] = column.number_input(label, 1, gpus, min(getattr(config, name), gpus), key=f"server_{name}")
+        values[name] = column.number_input(
+            label, 1, gpus, min(getattr(config, name), gpus), key=f"server_{name}_{generation}"
+        )
     backends = [AUTO, *EXECUTOR_BACKENDS]
     backend = columns[3].selectbox(
-        "Executor", backends, backends.index(config.distributed_executor_backend or AUTO), key="server_executor"
+        "Executor",
+        backends,
+        backends.index(config.distributed_executor_backend or AUTO),
+        key=f"server_executor_{generation}",
     )
     values["distributed_executor_backend"] = None if backend == AUTO else backend
     return values
@@ -165,16 +188,15 @@ def _parallel(config: ServerConfig, gpus: int) -> dict[str, Any]:
 
 def attach(supervisor: Supervisor, snapshot: ServerSnapshot) -> None:
     """Use any OpenAI-compatible server instead of starting one."""
+    own = snapshot.ready and not snapshot.attached
     with st.form("server_attach", border=True):
         url = st.text_input("Base URL", placeholder="http://127.0.0.1:8000/v1", key="server_attach_url")
         key = st.text_input("API key", type="password", key="server_attach_key", placeholder="only if it wants one")
         pressed = st.form_submit_button(
             "Attach",
             icon=":material/link:",
-            disabled=snapshot.busy,
-            help="A server that the lab started is stopped first."
-            if snapshot.ready and not snapshot.attached
-            else None,
+            disabled=own or snapshot.busy,
+            help="Stop the lab's own server first." if own else None,
         )
     if pressed:
         with errors.shown():

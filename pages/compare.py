@@ -36,11 +36,12 @@ def progress(now: CompareSnapshot) -> None:
 
 
 def outcome(now: CompareSnapshot) -> None:
-    """How it ended, when it did not simply end well."""
-    if now.state == CompareState.FAILED:
+    """How it ended, when it did not simply end well: an error of a finished one is that it wasn't saved."""
+    if now.state == CompareState.FAILED or now.error:
         st.error(f"**{plain(now.error or 'The comparison failed.')}**\n\n{plain(now.remedy)}", icon=":material/error:")
     elif now.state == CompareState.CANCELLED:
-        st.info("Cancelled. What was measured before is below and was saved.", icon=":material/info:")
+        saved = "What was measured before is below and was saved." if now.run_id else "Nothing was measured wholly."
+        st.info(f"Cancelled. {saved}", icon=":material/info:")
 
 
 st.title("Hugging Face vs vLLM", anchor=False)

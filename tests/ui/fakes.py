@@ -7,11 +7,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from engine.chat import ChatSnapshot
-from engine.compare_results import CompareSnapshot
+from engine.chat import ChatSnapshot, Turn, TurnStatus
+from engine.compare_results import (
+    CompareResults,
+    CompareSnapshot,
+    CompareState,
+    EngineResult,
+    Lane,
+    LaneState,
+    Level,
+    Mode,
+)
 from engine.config import CompareConfig, Device, Endpoint, ServerConfig, Settings
-from engine.environment import Environment, Gpu, Hardware
+from engine.environment import ENGINES, PACKAGES, Environment, Gpu, Hardware
 from engine.errors import LabError
+from engine.metrics import RequestTrace, ServerTimings
 from engine.models import ModelOrigin, ModelSource
 from engine.server.state import (
     Diagnosis,
@@ -22,6 +32,7 @@ from engine.server.state import (
     ServerSnapshot,
     ServerState,
 )
+from engine.store import Run
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 COMMAND = (
@@ -89,7 +100,7 @@ class FakeCompare(Calls):
     def snapshot(self) -> CompareSnapshot:
         return self.current
 
-    def start(self, config: CompareConfig) -> None:
+    def start(self, config: CompareConfig, server: ServerConfig | None = None) -> None:
         self.note("start", config)
 
     def cancel(self) -> None:
@@ -132,11 +143,11 @@ class FakeChats:
         pass
 
 
-class FakeStore:
+class FakeStore(Calls):
     def __init__(self, runs: list[Any] | None = None, notice: str | None = None) -> None:
+        super().__init__()
         self.runs = list(runs or [])
         self.notice = notice
-        self.deleted: list[str] = []
 
     def list(self, kind: str | None = None, limit: int = 500) -> list[Any]:
         return [run for run in self.runs if kind in (None, run.kind)][:limit]
@@ -144,9 +155,11 @@ class FakeStore:
     def get(self, run_id: str) -> Any:
         return next((run for run in self.runs if run.id == run_id), None)
 
-    def delete(self, run_id: str) -> None:
-        self.deleted.append(run_id)
+    def delete(self, run_id: str) -> bool:
+        self.note("delete", run_id)
+        before = len(self.runs)
         self.runs = [run for run in self.runs if run.id != run_id]
+        return len(self.runs) < before
 
 
 @dataclass
@@ -182,7 +195,8 @@ def environment(device: Device = Device.CPU) -> Environment:
         gpus=GPUS if device == Device.CUDA else (),
         driver_version="580.1" if device == Device.CUDA else None,
     )
-    packages = {"vllm": "0.32.0", "torch": "2.13.0+cpu", "transformers": "5.19.0", "streamlit": "1.67.0"}
+    packages: dict[str, str | None] = dict.fromkeys((*PACKAGES, *ENGINES))
+    packages |= {"vllm": "0.32.0", "torch": "2.13.0+cpu", "transformers": "5.19.0", "streamlit": "1.67.0"}
     return Environment(hardware=hardware, python="3.11.9", platform="Linux x86_64", packages=packages)
 
 
@@ -247,16 +261,13 @@ FAILED = ServerSnapshot(
         Fix("Set max_model_len to 20480", {"max_model_len": 20480}),
     ),
 )
-ATTACHED = replace(
-    READY,
+ATTACHED = ServerSnapshot(
+    state=ServerState.READY,
+    generation=2,
     attached=True,
-    config=None,
-    source=None,
-    phases=(),
-    command="",
-    pid=None,
-    endpoint=Endpoint("http://gpu-box:8000/v1", "Qwen/Qwen2.5-0.5B-Instruct", None, 32768),
-    capacity=KvCapacity(),
+    endpoint=Endpoint("http://127.0.0.1:9/v1", "Qwen/Qwen2.5-0.5B-Instruct", None, 32768),
+    started_at=1_796_107_000.0,
+    message="Attached to http://127.0.0.1:9/v1",
 )
 
 
@@ -349,3 +360,120 @@ def timed_text(words: int, first_s: float, gap_s: float) -> tuple[tuple[float, s
 
 def now() -> float:
     return time.time()
+
+
+# -- a comparison at every moment
+
+RACE_HF, RACE_VLLM = timed_text(50, 0.3, 0.025), timed_text(50, 0.1, 0.008)
+RESULTS = CompareResults(
+    engines={
+        "hf": EngineResult(2.5, 1.53, 50, 32.7, 300.0, 25.0, (31.0, 33.0), 900_000_000, 269_060_552.0),
+        "vllm": EngineResult(26.1, 0.49, 50, 102.0, 100.0, 8.0, (98.0, 104.0), 1_900_000_000, 269_060_552.0),
+    },
+    levels=(
+        Level(1, Mode.SEQUENTIAL, "hf", 32.7, (31.0, 33.0)),
+        Level(5, Mode.SEQUENTIAL, "hf", 33.0, (32.0, 34.0)),
+        Level(5, Mode.STATIC_BATCH, "hf", 110.0, (105.0, 112.0)),
+        Level(1, Mode.CONCURRENT, "vllm", 102.0, (98.0, 104.0)),
+        Level(5, Mode.CONCURRENT, "vllm", 330.0, (320.0, 335.0)),
+    ),
+    weights_bytes=269_060_552,
+    notes=("Every prompt begins with a number of its own.",),
+    context={"model": MODEL, "dtype": "bfloat16", "threads": 2},
+)
+RUNNING = CompareSnapshot(
+    CompareState.RUNNING,
+    "Hugging Face: one request, repeat 1 of 3",
+    0.25,
+    CompareConfig(),
+    (
+        Lane("hf", "Hugging Face", LaneState.RUNNING, RACE_HF[:12], 0.6, "repeat 1 of 3"),
+        Lane("vllm", "vLLM", LaneState.WAITING),
+    ),
+    CompareResults(engines={}),
+    elapsed_s=12.0,
+)
+DONE = CompareSnapshot(
+    CompareState.DONE,
+    "Done",
+    1.0,
+    CompareConfig(users=(1, 5)),
+    (
+        Lane("hf", "Hugging Face", LaneState.DONE, RACE_HF, RACE_HF[-1][0]),
+        Lane("vllm", "vLLM", LaneState.DONE, RACE_VLLM, RACE_VLLM[-1][0]),
+    ),
+    RESULTS,
+    run_id="20261201-064000-abcdef",
+    elapsed_s=64.0,
+)
+CANCELLED = replace(  # in the middle of the first measured repeat: nothing was saved
+    RUNNING, state=CompareState.CANCELLED, message="Cancelled", progress=1.0
+)
+COMPARE_FAILED = replace(
+    CANCELLED, state=CompareState.FAILED, message="Failed", error="The HF child ended.", remedy="Look at its log."
+)
+
+# -- a conversation at every moment
+
+TRACE = RequestTrace(
+    sent_s=10.0,
+    chunk_times_s=(10.05, 10.06, 10.07, 10.09),
+    chunk_texts=("Because ", "air ", "scatters ", "blue."),
+    prompt_tokens=40,
+    output_tokens=4,
+    cached_tokens=32,
+    finish_reason="stop",
+    server=ServerTimings(ttft_ms=41.0, queue_ms=1.5, mean_itl_ms=13.0),
+    ended_s=10.1,
+)
+QUESTION = Turn("user", "Why is the sky blue?")
+ANSWER = Turn("assistant", TRACE.text, TRACE, TurnStatus.DONE, None, 44, 50.0, 4, TRACE.itl_ms, 0.1)
+CHAT_DONE = ChatSnapshot((QUESTION, ANSWER))
+CHAT_WAITING = ChatSnapshot(
+    (QUESTION, Turn("assistant", "", status=TurnStatus.STREAMING, elapsed_s=0.2)), streaming=True
+)
+CHAT_STREAMING = ChatSnapshot(
+    (
+        QUESTION,
+        Turn(
+            "assistant",
+            "Because air ",
+            status=TurnStatus.STREAMING,
+            context_used=43,
+            ttft_ms=50.0,
+            tokens_so_far=3,
+            gaps_ms=(10.0, 10.0),
+            elapsed_s=0.08,
+        ),
+    ),
+    streaming=True,
+)
+CHAT_STOPPED = ChatSnapshot((QUESTION, replace(ANSWER, text="Because ", trace=None, status=TurnStatus.STOPPED)))
+CHAT_INTERRUPTED = ChatSnapshot(
+    (QUESTION, replace(ANSWER, text="Because ", status=TurnStatus.INTERRUPTED, error="The connection broke.")),
+    error="The connection broke.",
+)
+CHAT_FAILED = ChatSnapshot(
+    (QUESTION, Turn("assistant", "", status=TurnStatus.FAILED, error="The server refused it.")),
+    error="The server refused it.",
+)
+
+# -- saved runs
+
+
+def saved_run(run_id: str = "20261201-064000-abcdef", **changes: Any) -> Run:
+    """A finished comparison as the store gives it back."""
+    run = Run(
+        id=run_id,
+        kind="compare",
+        title="HF vs vLLM: 3.12×",
+        status="done",
+        created_at="2026-12-01T06:40:00+00:00",
+        duration_s=64.0,
+        config=CompareConfig(users=(1, 5)).to_dict(),
+        environment=environment().to_dict(),
+        model=SOURCE.to_dict(),
+        command=COMMAND,
+        results=RESULTS.to_dict(),
+    )
+    return replace(run, **changes)

@@ -1,0 +1,1 @@
+"""Pages and shared frame under Streamlit's AppTest, with scripted services."""

@@ -32,6 +32,7 @@ WRAPPERS = (
     "EngineDeadError",
     "EngineCore encountered an issue",
     "WorkerProc initialization failed",
+    "RuntimeError: Executor failed.",
 )
 # Part of every stop, also of a failed start's: says nothing about the cause.
 NOISE = re.compile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -164,4 +165,5 @@ def _raised(share: float) -> float:
 
 
 def _fitting_share(free: float, total: float) -> float:
-    return int((free / total - SHARE_MARGIN) * 100) / 100
+    # Rounded first: 0.6 - 0.02 is a little less than 0.58 in binary.
+    return math.floor(round((free / total - SHARE_MARGIN) * 100, 6)) / 100

@@ -75,6 +75,7 @@ EXPECTED_CHANGES: dict[str, dict[str, object] | None] = {
     "engine_killed": {"max_num_seqs": 16},
     "engine_signal": None,
     "engine_died": None,
+    "worker_killed": {"max_num_seqs": 16},
     "engine_failed": None,
 }
 # The configuration that led to a log, where the default one would not have.
@@ -126,6 +127,7 @@ def test_log_leads_to_its_rule_with_a_filled_text_and_the_fix(name: str) -> None
 def test_further_logs_of_a_rule(path: Path) -> None:
     found = diagnose_file(path, exit_code=1, config=CONFIG, was_ready=False)
     assert found.name == path.stem.rpartition("_")[0]
+    assert "{" not in found.cause + found.remedy and "—" not in found.cause + found.remedy
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -258,6 +260,12 @@ def test_a_server_killed_from_outside_leaves_a_clean_log() -> None:
     found = diagnose_file(LOGS / "crashes" / "api_killed.log", exit_code=-9, config=CONFIG, was_ready=True)
     assert found.name == "engine_killed"
     assert "Application startup complete." not in " ".join(found.evidence)
+
+
+def test_a_killed_worker_is_named_though_the_engine_reports_an_exception_of_its_own() -> None:
+    found = diagnose_file(LOGS / "crashes" / "worker_killed.log", exit_code=0, config=CONFIG, was_ready=True)
+    assert found.name == "engine_died"
+    assert any("VllmWorker-0 died unexpectedly" in line for line in found.evidence)
 
 
 def test_failures_of_single_requests_do_not_explain_a_crash() -> None:

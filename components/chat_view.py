@@ -107,10 +107,10 @@ def numbers(snapshot: ChatSnapshot, endpoint: Endpoint | None) -> None:
     turn = last_answer(snapshot)
     now = live_numbers(turn)
     first, second = st.columns(2)
-    first.metric("Time to first token", millis(now["ttft_ms"]), help=_help("TTFT"))
+    first.metric("TTFT", millis(now["ttft_ms"]), help=_help("TTFT"))
     second.metric("Tokens per second", short(now["speed"]), help=_help("decode speed"))
-    first.metric("Time per token", millis(now["tpot_ms"]), help=_help("TPOT"))
-    second.metric("Tokens so far", number(turn.tokens_so_far if turn else None), help=_help("output tokens"))
+    first.metric("TPOT", millis(now["tpot_ms"]), help=_help("TPOT"))
+    second.metric("Tokens", number(turn.tokens_so_far if turn else None), help=_help("output tokens"))
     metrics = server_metrics(endpoint)
     st.html(_memory_html(turn, endpoint, metrics))
     gaps = turn.gaps_ms if turn else ()
@@ -138,7 +138,7 @@ def _memory_html(turn: Turn | None, endpoint: Endpoint | None, metrics: ServerMe
     rows = (
         ("Context used", f"{number(used)} of {number(limit)} tokens", share),
         ("KV cache in use", percent(metrics.kv_cache_usage), metrics.kv_cache_usage),
-        ("Prompt found in the cache", f"{number(cached)} of {number(asked)} tokens", hit),
+        ("Prefix-cache hit", f"{number(cached)} of {number(asked)} tokens", hit),
     )
     return (
         '<div style="display:grid;gap:0.8rem">'
@@ -158,7 +158,7 @@ def server_side(trace: Any) -> None:
     st.caption("The same answer, timed here and by the server")
     st.table(
         {
-            "": ["Time to first token", "Queue", "Gap between tokens"],
+            "": ["TTFT", "Queue", "TPOT"],
             "Here": [millis(trace.ttft_ms), "—", millis(trace.tpot_ms)],
             "Server": [
                 millis(server.ttft_ms if server else None),

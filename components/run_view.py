@@ -65,17 +65,18 @@ def detail(services: LabServices, run: Run) -> None:
     st.title(plain(run.title), anchor=False)
     status = STATUS_WORDS.get(str(run.status), str(run.status))
     st.caption(
-        f"{moment(run.created_at)} · {status} · took {seconds(run.duration_s)} · {plain(results.summary_of(run))}"
+        plain(f"{moment(run.created_at)} · {status} · took {seconds(run.duration_s)} · {results.summary_of(run)}")
     )
     saved = results.saved_results(run)
     if saved is not None and not saved.empty:
+        repeats = results.as_dict(run.config).get("repeats", "—")
         with st.container(border=True, key="runs_result"):
-            results.headline(saved, f"Median of {run.config.get('repeats', '—')} repeats, warm-up discarded")
+            results.headline(saved, f"Median of {repeats} repeats, warm-up discarded")
         results.levels(saved, key="runs_levels")
         results.table(saved)
         results.notes(saved)
-    elif run.results.get("error"):
-        st.error(plain(run.results["error"]), icon=":material/error:")
+    elif error := results.as_dict(run.results).get("error"):
+        st.error(plain(error), icon=":material/error:")
     _actions(services, run)
     with st.expander("Configuration, environment and model", icon=":material/data_object:"):
         context = {"configuration": run.config, "environment": run.environment, "model": run.model}
@@ -111,7 +112,7 @@ def _actions(services: LabServices, run: Run) -> None:
 
 @st.dialog("Delete this run?", icon=":material/delete:")
 def confirm_delete(services: LabServices, run: Run) -> None:
-    st.markdown(f"**{plain(run.title)}**, {moment(run.created_at)}. This can't be undone.")
+    st.markdown(f"**{plain(run.title)}**, {plain(moment(run.created_at))}. This can't be undone.")
     with st.container(horizontal=True, horizontal_alignment="right"):
         if st.button("Keep it", key="runs_keep"):
             st.rerun()

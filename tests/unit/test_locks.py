@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import PROJECT_ROOT
+from engine.errors import ConfigError
 from engine.locks import FileLock
 
 HOLDER = """
@@ -130,6 +131,13 @@ def test_a_longer_old_note_does_not_show_through(path: Path) -> None:
 def test_only_the_owner_may_read_the_file(path: Path) -> None:
     with FileLock(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_folder_that_can_not_be_made_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="can't be written") as caught:
+        FileLock(tmp_path / "file" / "owner.lock").acquire()
+    assert "LAB_DATA_DIR" in caught.value.remedy
 
 
 def test_blocking_waits_until_the_lock_is_free(path: Path) -> None:

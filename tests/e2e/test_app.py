@@ -20,6 +20,7 @@ PAGE_MS = 30_000
 READY_MS = 300_000
 MEASURE_MS = 300_000
 NUMBER = re.compile(r"\d")
+expect.set_options(timeout=PAGE_MS)
 
 
 @pytest.fixture(scope="module")
@@ -174,9 +175,10 @@ def test_stop_leaves_no_process(app: App, page: Page) -> None:
     assert gone(server) and app.record() is None
 
 
-def test_ctrl_c_ends_the_app(app: App) -> None:
-    app.close()
-    assert app.process.returncode is not None and app.process.returncode >= 0
+def test_ctrl_c_ends_the_app_and_frees_its_data_folder(app: App) -> None:
+    app.process.send_signal(signal.SIGINT)
+    app.process.wait(30)
+    assert cli(app.data_dir, "stop") == ({"found": False, "ended_processes": [], "owner": None}, 0)
 
 
 def _answers(page: Page, url: str) -> bool:

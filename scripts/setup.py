@@ -22,6 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
+VARIANTS = {"cuda": "requirements.txt", "cpu": "requirements-cpu.txt"}
+MISSING_TORCH = "No matching distribution found for torch=="
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # Built for another torch than ours, and their mere presence breaks "import transformers".
 MISFITS = ("torchvision", "torchaudio", "torchcodec")
@@ -47,7 +49,7 @@ def main() -> int:
 
 def _steps(dev: bool, no_model: bool) -> list[tuple[str, Callable[[], None]]]:
     variant = _variant()
-    requirements = "requirements.txt" if variant == "cuda" else "requirements-cpu.txt"
+    requirements = VARIANTS[variant]
     steps: list[tuple[str, Callable[[], None]]] = [
         ("Make .venv", _make_venv),
         (f"Install the packages for {variant}", lambda: _install_packages(requirements)),
@@ -79,7 +81,7 @@ def _run(steps: list[tuple[str, Callable[[], None]]]) -> int:
 
 def _variant() -> str:
     asked = os.environ.get("LAB_DEVICE", "").strip().lower()
-    if asked in ("cpu", "cuda"):
+    if asked in VARIANTS:
         return asked
     if asked:
         sys.exit(f"LAB_DEVICE is {asked!r}. Use cpu or cuda, or leave it unset.")
@@ -89,16 +91,23 @@ def _variant() -> str:
 
 def _make_venv() -> None:
     if not (PYTHON.exists() and (VENV / "bin" / "pip").exists()):
-        _call([sys.executable, "-m", "venv", "--clear", str(VENV)])
+        _new_venv()
+
+
+def _new_venv() -> None:
+    _call([sys.executable, "-m", "venv", "--clear", str(VENV)])
 
 
 def _install_packages(name: str) -> None:
     if _stamped(name):
         return
+    if any((VENV / f".stamp-{other}").exists() for other in VARIANTS.values() if other != name):
+        # Both builds are a package "vllm": one over the other is neither.
+        _new_venv()
     try:
         _pip("install", "-r", name)
     except StepFailed as error:
-        if "cpu" not in name or "torch==" not in str(error):
+        if "cpu" not in name or MISSING_TORCH not in str(error):
             raise
         print("      torch's CPU build is not in the package index; trying PyTorch's own", flush=True)
         _pip("install", "-r", name, "--extra-index-url", TORCH_CPU_INDEX)
@@ -123,16 +132,17 @@ def _pip_once(name: str) -> None:
 def _find_browser() -> None:
     if any(map(shutil.which, CHROMIUMS)):
         return
-    tries = [[str(PYTHON), "-m", "playwright", "install", "chromium"]]
+    ways = [[[str(PYTHON), "-m", "playwright", "install", "chromium"]]]
     if os.geteuid() == 0 and shutil.which("apt-get"):
-        tries += [["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]]
-    for command in tries:
+        ways.append([["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]])
+    for way in ways:
         try:
-            _call(command)
+            for command in way:
+                _call(command)
+            return
         except StepFailed as error:
             print(f"      {error}", flush=True)
-    if not any(map(shutil.which, CHROMIUMS)):
-        print("      no browser: the browser tests will be skipped, and fail under CI=true", flush=True)
+    print("      no browser: the browser tests will be skipped, and fail under CI=true", flush=True)
 
 
 def _prepare_model() -> None:

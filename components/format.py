@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime
 
 UNKNOWN = "—"
+LINE_ENDS = re.compile(r"[\r\n]+")
 MARKDOWN_SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&])")
 
 
@@ -81,4 +82,4 @@ def moment(iso_utc: str | None) -> str:
 
 def plain(text: object) -> str:
     """Text from outside (a model, a log, a file name) for a place that reads markdown: every mark is escaped."""
-    return MARKDOWN_SPECIAL.sub(r"\\\1", str(text).replace("\n", " "))
+    return MARKDOWN_SPECIAL.sub(r"\\\1", LINE_ENDS.sub(" ", str(text)))

@@ -40,15 +40,16 @@ def cannot_open(error: LabError) -> None:
 def sidebar(services: LabServices) -> None:
     with st.sidebar:
         snapshot = services.supervisor.snapshot()
-        watch = st.fragment(_badge, run_every=poll_interval(snapshot))
+        comparing = services.compare.snapshot().running
+        watch = st.fragment(_badge, run_every=poll_interval(snapshot, comparing))
         watch(services, _identity(snapshot))
         if services.store.notice:
             st.warning(plain(services.store.notice), icon=":material/database:")
 
 
-def poll_interval(snapshot: ServerSnapshot) -> float | None:
-    """Seconds between looks at the server; None when nothing runs that could change by itself."""
-    if snapshot.busy:
+def poll_interval(snapshot: ServerSnapshot, comparing: bool = False) -> float | None:
+    """Seconds between looks at the server; None when nothing runs that could change it: a comparison may start one."""
+    if snapshot.busy or comparing:
         return POLL_BUSY_S
     return POLL_READY_S if snapshot.ready else None
 

@@ -93,7 +93,9 @@ def main() -> int:
     # first visitor of /chat gets that script without app.py: no frame, and a traceback where the lab can't be opened.
     PagesManager.uses_pages_directory = False
     open_browser(port)
-    st.App(PROJECT_ROOT / "app.py", lifespan=lifespan).run(config={"server.port": port} if port != DEFAULT_PORT else None)
+    st.App(PROJECT_ROOT / "app.py", lifespan=lifespan).run(
+        config={"server.port": port} if port != DEFAULT_PORT else None
+    )
     return 0
 
 

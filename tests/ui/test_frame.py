@@ -92,6 +92,11 @@ def test_badge_polls_only_while_something_may_change() -> None:
     }
 
 
+def test_badge_follows_the_servers_that_a_comparison_starts_and_stops() -> None:
+    polled = {name: frame.poll_interval(state, comparing=True) for name, state in STATES.items()}
+    assert polled == dict.fromkeys(STATES, frame.POLL_BUSY_S)
+
+
 def test_names_from_outside_are_text_in_the_badge(open_page: OpenPage) -> None:
     endpoint = replace(fakes.ENDPOINT, model=HOSTILE)
     at = open_page(fakes.make_lab(replace(fakes.READY, endpoint=endpoint)), "runs")

@@ -11,7 +11,7 @@ from engine.config import CompareConfig, Device
 from engine.services import LabServices
 
 USERS = (1, 5, 10, 20)
-DEFAULTS = CompareConfig()
+DEFAULTS = CompareConfig(users=(1, 5))
 
 
 def form(services: LabServices, running: bool) -> None:
@@ -43,7 +43,7 @@ def form(services: LabServices, running: bool) -> None:
             "Users at the same time",
             USERS,
             selection_mode="multi",
-            default=[1, 5],
+            default=DEFAULTS.users,
             key="compare_users",
             persist_state="session",
             help="One after another with Hugging Face, all at once with vLLM.",

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -31,12 +32,15 @@ def main(argv: list[str] | None = None) -> int:
         answer, worked = {"error": error.cause, "remedy": error.remedy}, False
     except KeyboardInterrupt:
         answer, worked = {"error": "Interrupted.", "remedy": ""}, False
+    except Exception as error:  # still one document for whoever reads it; the traceback is for us
+        traceback.print_exc()
+        answer, worked = {"error": f"{type(error).__name__}: {error}", "remedy": "This is a fault of the lab."}, False
     if arguments.json:
         print(json.dumps(answer, indent=2, allow_nan=False))
     elif "error" in answer:
         _say(f"{answer['error']} {answer['remedy']}".strip())
-    else:
-        print(arguments.text(answer))
+    elif text := arguments.text(answer):
+        print(text)
     return 0 if worked else 1
 
 
@@ -73,9 +77,10 @@ def _serve(arguments: argparse.Namespace, settings: Settings) -> Answer:
         _wait_for_end(services)
         ended = services.supervisor.snapshot()
         services.supervisor.stop(wait=True)
-    arguments.json, arguments.text = False, lambda _: "Stopped."
+    arguments.json, arguments.text = False, lambda _: ""  # the one document is out already
     if ended.diagnosis is not None:
         return {"error": ended.diagnosis.cause, "remedy": ended.diagnosis.remedy}, False
+    _say("Stopped.")
     return {}, True
 
 
@@ -108,6 +113,9 @@ def _chat(arguments: argparse.Namespace, settings: Settings) -> Answer:
         elif not services.supervisor.snapshot().ready:
             services.supervisor.start(ServerConfig(model=arguments.model or ServerConfig.model))
             _wait_ready(services)
+        served = services.supervisor.endpoint().model
+        if arguments.model and arguments.model != served:
+            raise ConfigError(f"The running server serves {served}.", "Leave --model out, or stop that server first.")
         session = services.chats.get("command-line")
         options = ChatOptions(
             system=arguments.system, temperature=arguments.temperature, max_tokens=arguments.max_tokens
@@ -158,7 +166,12 @@ def _stop(arguments: argparse.Namespace, settings: Settings) -> Answer:
             f"vLLM Lab (process {holder}) is open and owns {running.base_url if running else 'no server'}.",
             "Nothing is left over. Stop it there, or end it from here: python -m engine stop --owner.",
         )
-    os.kill(holder, signal.SIGTERM)
+    try:
+        os.kill(holder, signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # it ended by itself just now
+    except PermissionError as error:
+        raise ConfigError(f"Process {holder} belongs to another user.", "Ask them to end their lab.") from error
     lock.acquire(blocking=True)
     ended = end_leftover(settings.state_dir)
     lock.release()

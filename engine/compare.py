@@ -120,18 +120,10 @@ class CompareRunner:
             state, error, remedy = CompareState.FAILED, f"{type(problem).__name__}: {problem}", "This is a lab fault."
         run_id = None
         try:
-            run_id = self._save(config, state)
+            run_id = self._save(config, state, error)
         except LabError as problem:
             error, remedy = error or problem.cause, remedy or problem.remedy
-        self._board.publish(
-            state=state,
-            message=state.value.capitalize(),
-            error=error,
-            remedy=remedy,
-            run_id=run_id,
-            progress=1.0,
-            elapsed_s=time.monotonic() - self._board.began_s,
-        )
+        self._board.finish(state, error=error, remedy=remedy, run_id=run_id)
 
     def _measure(self, config: CompareConfig, server: ServerConfig | None) -> None:
         hardware = detect_hardware(self._settings)
@@ -367,7 +359,7 @@ class CompareRunner:
         if self._cancel.is_set():
             raise _Cancelled
 
-    def _save(self, config: CompareConfig, state: CompareState) -> str | None:
+    def _save(self, config: CompareConfig, state: CompareState, error: str | None) -> str | None:
         results = self._board.results
         if results.empty:
             return None
@@ -382,7 +374,7 @@ class CompareRunner:
             environment=collect(self._settings).to_dict(),
             model=snapshot.source.to_dict() if snapshot.source else _model_of(results),
             command=snapshot.command,
-            results=results.to_dict(),
+            results=results.to_dict() | ({"error": error} if error else {}),
         )
         self._store.add(run)
         return run.id

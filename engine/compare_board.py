@@ -53,6 +53,26 @@ class Board:
         with self._lock:
             self._snapshot = replace(self._snapshot, **changes)
 
+    def finish(self, state: CompareState, *, error: str | None, remedy: str, run_id: str | None) -> None:
+        """The end: a lane that was still at work did not get there."""
+        unfinished = {LaneState.LOADING, LaneState.WARMING, LaneState.RUNNING}
+        with self._lock:
+            lanes = tuple(
+                replace(lane, state=LaneState.FAILED) if lane.state in unfinished else lane
+                for lane in self._snapshot.lanes
+            )
+            self._snapshot = replace(
+                self._snapshot,
+                state=state,
+                message=state.value.capitalize(),
+                lanes=lanes,
+                error=error,
+                remedy=remedy,
+                run_id=run_id,
+                progress=1.0,
+                elapsed_s=time.monotonic() - self.began_s,
+            )
+
     def change_results(self, **changes: Any) -> None:
         self.publish(results=replace(self.results, **changes))
 

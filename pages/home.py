@@ -45,7 +45,7 @@ with st.container(horizontal=True):
         "Start the server", type="primary", icon=":material/play_arrow:", key="home_start"
     ):
         with errors.shown():
-            services.supervisor.start()
+            services.supervisor.start(snapshot.config)
             st.rerun()
     checks.quick_generation(endpoint, services.compare.snapshot().state == "running")
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from engine.client import list_models, probe_one_token
 from engine.config import Device, Endpoint, ServerConfig, Settings
@@ -35,6 +36,7 @@ POLL_S = 0.25
 PROBE_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 30 * 60.0
 PORT_TRIES = 3
+CRASH_SETTLE_S = 8.0
 MEMORY_BACK_S = 10.0
 MEMORY_SLACK_BYTES = 64 * 1024**2
 
@@ -266,7 +268,8 @@ class Supervisor:
         endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", source.model_id, key, config.max_model_len)
         self._settings.logs_dir.mkdir(parents=True, exist_ok=True)
         log.prune(self._settings.logs_dir)
-        log_path = self._settings.logs_dir / f"server-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{self._snapshot.generation}"
+        log_path = self._settings.logs_dir / f"server-{stamp}.log"
         log_path.touch(mode=0o600)
         child = ServerChild(launch, log_path, os.environ)
         self._update(
@@ -276,7 +279,11 @@ class Supervisor:
             log_path=str(log_path),
             message="Importing vLLM",
         )
-        self._write_record(child, ready=False)
+        try:
+            self._write_record(child, ready=False)
+        except BaseException:
+            child.stop()
+            raise
         return child
 
     def _wait_listening(self, child: ServerChild) -> None:
@@ -300,12 +307,8 @@ class Supervisor:
         tracker, endpoint = self._tracker, self._snapshot.endpoint
         assert tracker is not None and endpoint is not None
         tracker.enter(Phase.READY)
-        try:
-            probe_one_token(endpoint, PROBE_TIMEOUT_S)
-            served = list_models(endpoint.base_url, endpoint.api_key)
-        except LabError:
-            self._check_alive(child)
-            raise
+        self._probe(child, endpoint)
+        served = list_models(endpoint.base_url, endpoint.api_key)
         tracker.finish()
         length = served[0].max_model_len if served else endpoint.max_model_len
         self._store.add_start(_history_key(self._config()), tracker.durations(), tracker.elapsed_s)
@@ -322,6 +325,29 @@ class Supervisor:
                 capacity=_scraped_capacity(endpoint, tracker.capacity),
             )
         self._write_record(child, ready=True)
+
+    def _probe(self, child: ServerChild, endpoint: Endpoint) -> None:
+        """Have a first token made, on a thread of its own: a stop must not wait for a server that hangs."""
+        errors: list[LabError] = []
+
+        def ask() -> None:
+            try:
+                probe_one_token(endpoint, PROBE_TIMEOUT_S)
+            except LabError as error:
+                errors.append(error)
+
+        asking = threading.Thread(target=ask, name="server-probe", daemon=True)
+        asking.start()
+        while asking.is_alive():
+            self._check_alive(child)
+            asking.join(POLL_S)
+        if errors:
+            # An engine that died takes a while to bring its server down: its log says more than the reply.
+            deadline = time.monotonic() + CRASH_SETTLE_S
+            while time.monotonic() < deadline:
+                self._check_alive(child)
+                child.wait(POLL_S)
+            raise errors[0]
 
     def _check_alive(self, child: ServerChild) -> None:
         self._check_stop()
@@ -399,7 +425,9 @@ class Supervisor:
         if tracker is not None:
             tracker.finish()
         with self._lock:
-            self._next = None
+            if self._next is not None:  # a restart was asked for meanwhile
+                self._snapshot = replace(self._snapshot, state=ServerState.STOPPING, message=diagnosis.cause)
+                return
             self._snapshot = replace(
                 self._snapshot,
                 state=ServerState.FAILED,
@@ -467,10 +495,16 @@ def free_port() -> int:
 
 def normal_base_url(text: str) -> str:
     """``host:port``, with or without scheme and ``/v1`` → ``http://host:port/v1``; raises ConfigError."""
-    url = text.strip().rstrip("/")
+    url = text.strip()
     if "://" not in url:
         url = f"http://{url}"
-    if not url.startswith(("http://", "https://")) or any(c.isspace() for c in url) or len(url) < 10 or "@" in url:
+    url = url.rstrip("/")
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    if not usable or any(c.isspace() for c in url) or any(mark in url for mark in "@?#"):
         raise ConfigError(f"{text!r} is not a base URL.", "Write it like http://127.0.0.1:8000/v1.")
     return url if url.endswith("/v1") else f"{url}/v1"
 

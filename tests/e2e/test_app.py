@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
 from engine.server.processes import group_members
 from tests import browser
@@ -50,6 +50,11 @@ def page(context: BrowserContext) -> Page:
     return context.new_page()
 
 
+def badge(page: Page) -> Locator:
+    """The state of the server in the sidebar."""
+    return page.locator(".lab-server-state")
+
+
 def metric(page: Page, label: str) -> str:
     """What a metric shows, without its label."""
     found = page.get_by_test_id("stMetric").filter(has=page.get_by_text(label, exact=True))
@@ -75,12 +80,12 @@ def test_the_first_page_of_a_new_process_may_be_any(app: App, page: Page) -> Non
     expect(page.get_by_role("heading", name="Server", exact=True)).to_be_visible()
     for title in ("Home", "HF vs vLLM", "Chat", "Server", "Runs"):
         expect(page.get_by_test_id("stSidebarNav").get_by_text(title, exact=True)).to_be_visible()
-    expect(page.get_by_text("Server starting")).to_be_visible()
+    expect(badge(page)).to_have_text("Server starting")
     no_traceback(page)
 
 
 def test_the_server_becomes_ready_by_itself(app: App, page: Page) -> None:
-    expect(page.get_by_text("Server ready")).to_be_visible(timeout=READY_MS)
+    expect(badge(page)).to_have_text("Server ready", timeout=READY_MS)
     expect(page.locator(".lab-facts")).to_contain_text(re.compile(r"KV cache\s*[\d,]+\s*tokens"))
     assert app.server().api_key not in page.content()
     no_traceback(page)
@@ -160,7 +165,7 @@ def test_a_killed_engine_is_noticed_and_explained(app: App, page: Page) -> None:
     server = app.server()
     engine = max(group_members(server.pid), key=lambda pid: psutil.Process(pid).memory_info().rss)
     os.kill(engine, signal.SIGKILL)
-    expect(page.get_by_text("Server failed")).to_be_visible()
+    expect(badge(page)).to_have_text("Server failed")
     expect(page.get_by_text(re.compile("engine process")).first).to_be_visible()
     wait_for("the end of all its processes", lambda: gone(server))
     no_traceback(page)
@@ -168,10 +173,10 @@ def test_a_killed_engine_is_noticed_and_explained(app: App, page: Page) -> None:
 
 def test_stop_leaves_no_process(app: App, page: Page) -> None:
     page.get_by_role("button", name=re.compile("^Start")).last.click()
-    expect(page.get_by_text("Server ready")).to_be_visible(timeout=READY_MS)
+    expect(badge(page)).to_have_text("Server ready", timeout=READY_MS)
     server = app.server()
     page.get_by_role("button", name="Stop the server").click()
-    expect(page.get_by_text("Server stopped")).to_be_visible()
+    expect(badge(page)).to_have_text("Server stopped")
     assert gone(server) and app.record() is None
 
 

@@ -31,7 +31,6 @@ from tests.fake_openai import FakeOpenAI, Script
 
 TIMEOUT_S = 30.0
 UNREACHABLE = "http://127.0.0.1:9/v1"
-STOPPED_TOO = pytest.mark.xfail(reason="serve --json says Stopped. on standard output after its document")
 
 
 @pytest.fixture(autouse=True)
@@ -360,7 +359,6 @@ def when_served(action: Callable[[record.ServerRecord], None]) -> threading.Thre
     return thread
 
 
-@STOPPED_TOO
 @pytest.mark.usefixtures("fake_server")
 def test_a_served_model_is_told_in_one_document_and_ends_with_sigterm(run_json: Any) -> None:
     seen: list[record.ServerRecord] = []

@@ -152,6 +152,29 @@ def test_the_device_can_be_chosen(nvml: Any, monkeypatch: pytest.MonkeyPatch) ->
 # -- memory
 
 
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("max 100000", 8), ("200000 100000", 2), ("150000 100000", 2), ("1000 100000", 1), ("1600000 100000", 8)],
+)
+def test_a_share_of_cpu_time_counts_as_so_many_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, cores: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    (tmp_path / "cpu.max").write_text(quota + "\n")
+    monkeypatch.setattr(environment, "CPU_QUOTAS", ((tmp_path / "missing",), (tmp_path / "cpu.max",)))
+    assert detected().cpu_ids == tuple(range(cores))
+
+
+def test_the_quota_of_an_older_container_is_in_two_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 5, 7})
+    files = (tmp_path / "quota", tmp_path / "period")
+    monkeypatch.setattr(environment, "CPU_QUOTAS", (files,))
+    for quota, cores in (("-1", (3, 5, 7)), ("200000", (3, 5))):
+        files[0].write_text(quota)
+        files[1].write_text("100000")
+        assert detected().cpu_ids == cores
+
+
 @pytest.fixture
 def machine_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine of 64 GiB of which 24 are free; returns the folder that stands for its cgroup."""

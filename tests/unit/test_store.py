@@ -414,3 +414,14 @@ def test_csv_has_one_line_a_run_and_the_columns_of_all() -> None:
 
 def test_csv_of_no_runs_has_no_rows() -> None:
     assert read_csv(runs_to_csv([])) == []
+
+
+def test_a_damaged_cell_hides_no_other_run_and_nothing_else_of_its_own(path: Path) -> None:
+    store = RunStore(path)
+    good, bad = new_run("compare", "good"), new_run("compare", "bad", config={"a": 1}, results={"ratio": 2})
+    store.add(good)
+    store.add(bad)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE runs SET results = '{' WHERE id = ?", (bad.id,))
+    assert store.get(bad.id) == replace(bad, results={})
+    assert {run.id for run in store.list()} == {good.id, bad.id}

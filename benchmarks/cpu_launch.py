@@ -1,0 +1,99 @@
+"""The lab's launch of vLLM on a CPU against vLLM's own defaults: output tokens per second with many users.
+
+    python -m benchmarks.cpu_launch [--users 20] [--tokens 64] [--repeats 3]
+
+Both servers are started by the same supervisor, one after the other, serve the same weights and get the same prompts
+(each with a number of its own) and forced lengths. A warm-up of the same shape is discarded; medians count. The order
+is stock, tuned, stock, tuned, so that a machine that drifts shows as spread. One JSON document on stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from engine.client import CompletionRequest, run_concurrently
+from engine.config import Endpoint, ServerConfig, Settings
+from engine.environment import Hardware, collect
+from engine.metrics import summarize
+from engine.models import ModelSource, find_ready
+from engine.server.command import MODULE, Launch, build_launch
+from engine.server.supervisor import Supervisor
+from engine.store import RunStore
+
+TARGET_RATIO = 1.4
+
+
+def stock(config: ServerConfig, hardware: Hardware, source: ModelSource, *, port: int, api_key: str) -> Launch:
+    """vLLM as its documentation starts it: no flag, no variable but where to listen and what to serve."""
+    argv = (sys.executable, "-m", MODULE, "--model", str(source.path), "--served-model-name", source.model_id)
+    return Launch((*argv, "--host", "127.0.0.1", "--port", str(port)), {"VLLM_API_KEY": api_key, "HF_HUB_OFFLINE": "1"})
+
+
+def throughputs(endpoint: Endpoint, users: int, tokens: int, repeats: int) -> list[float]:
+    """Output tokens per second of each repeat, the warm-up left out."""
+    found = []
+    for number in range(repeats + 1):
+        prompts = [f"[{secrets.randbelow(10**7):07d}] Write a long story about a lighthouse." for _ in range(users)]
+        requests = [CompletionRequest(prompt=prompt, max_tokens=tokens, ignore_eos=True) for prompt in prompts]
+        summary = summarize(run_concurrently(endpoint, requests))
+        if summary.requests_failed or summary.throughput_tok_s is None:
+            raise SystemExit(f"{summary.requests_failed} of {users} requests failed.")
+        if number:
+            found.append(summary.throughput_tok_s)
+    return found
+
+
+def measure(settings: Settings, build: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    supervisor = Supervisor(settings, RunStore(settings.database), build=build)
+    try:
+        supervisor.start(ServerConfig())
+        ready = supervisor.wait_ready()
+        speeds = throughputs(supervisor.endpoint(), arguments.users, arguments.tokens, arguments.repeats)
+        return {"command": ready.command, "ready_after_s": ready.ready_after_s, "throughput_tok_s": speeds}
+    finally:
+        supervisor.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--users", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    here = Settings.from_env()
+    if find_ready(ServerConfig.model, here) is None:
+        raise SystemExit("The model is not prepared: run make setup.")
+    rounds: dict[str, list[dict[str, Any]]] = {"stock": [], "tuned": []}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "models").symlink_to(here.models_dir)
+        settings = Settings(Path(folder), hub_offline=True)
+        for name, build in (("stock", stock), ("tuned", build_launch)) * 2:
+            print(f"{name} …", file=sys.stderr, flush=True)
+            rounds[name].append(measure(settings, build, arguments))
+    medians = {
+        name: median(speed for one in ones for speed in one["throughput_tok_s"]) for name, ones in rounds.items()
+    }
+    ratio = medians["tuned"] / medians["stock"]
+    answer = {
+        "users": arguments.users,
+        "tokens": arguments.tokens,
+        "median_tok_s": medians,
+        "ratio": ratio,
+        "target_ratio": TARGET_RATIO,
+        "ok": ratio >= TARGET_RATIO,
+        "rounds": rounds,
+        "environment": collect(here).to_dict(),
+    }
+    print(json.dumps(answer, indent=2))
+    return 0 if answer["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

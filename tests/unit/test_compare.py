@@ -1,0 +1,233 @@
+"""The comparison over a fake server and a fake baseline, both real processes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from engine import compare
+from engine.baseline import HfBaseline
+from engine.compare import APART_NOTE, CompareRunner
+from engine.compare_results import CompareResults, CompareSnapshot, CompareState, LaneState, Mode
+from engine.config import CompareConfig
+from engine.errors import AlreadyRunning, BaselineError, LabError
+from engine.models import ModelOrigin, ModelSource
+from engine.server.state import Phase, ServerState
+from tests.fake_baseline import TOKEN_S
+from tests.fake_openai import FakeOpenAI
+from tests.supervised import Lab, eventually
+
+CONFIG = CompareConfig(prompt="why is it so", max_tokens=10, repeats=2)  # the fake server's answers have 10 tokens
+Scripted = Callable[..., None]
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    """Choose what the Hugging Face child does."""
+
+    def choose(*words: str) -> None:
+        command = (sys.executable, "-m", "tests.fake_baseline", *words)
+        monkeypatch.setattr(compare, "HfBaseline", partial(HfBaseline, command=command))
+
+    choose()
+    return choose
+
+
+@pytest.fixture
+def runner(lab: Lab, scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> Iterator[CompareRunner]:
+    monkeypatch.setattr(compare, "detect_hardware", lambda _: lab.hardware)
+    made = CompareRunner(lab.settings, lab.supervisor, lab.store)
+    yield made
+    made.close()
+
+
+def finished(runner: CompareRunner) -> CompareSnapshot:
+    return eventually(lambda: None if runner.snapshot().running else runner.snapshot())  # type: ignore[no-any-return]
+
+
+def results(snapshot: CompareSnapshot) -> CompareResults:
+    assert snapshot.state == CompareState.DONE, snapshot.error
+    assert snapshot.results is not None
+    return snapshot.results
+
+
+def test_both_engines_are_measured_alike_and_the_server_is_stopped_again(lab: Lab, runner: CompareRunner) -> None:
+    runner.start(CONFIG)
+    found = results(finished(runner))
+    hf, vllm = found.engines["hf"], found.engines["vllm"]
+    assert (hf.output_tokens, vllm.output_tokens) == (10, 10)
+    assert hf.throughput_tok_s == pytest.approx(1 / TOKEN_S)
+    assert len(hf.repeats) == len(vllm.repeats) == CONFIG.repeats
+    assert vllm.throughput_tok_s and found.ratio == pytest.approx(vllm.throughput_tok_s * TOKEN_S)
+    assert hf.load_s and vllm.load_s and vllm.peak_memory_bytes
+    assert lab.snapshot().state == ServerState.STOPPED
+
+
+def test_a_server_that_ran_before_goes_on_running(lab: Lab, runner: CompareRunner) -> None:
+    before = lab.start_and_wait()
+    runner.start(CONFIG)
+    results(finished(runner))
+    assert (lab.snapshot().pid, lab.snapshot().ready) == (before.pid, True)
+
+
+def test_many_users_are_measured_in_every_way(runner: CompareRunner) -> None:
+    runner.start(replace(CONFIG, users=(4,)))
+    found = results(finished(runner))
+    measured = {(level.users, level.engine, level.mode) for level in found.levels}
+    assert measured == {
+        (1, "hf", Mode.SEQUENTIAL),
+        (1, "vllm", Mode.CONCURRENT),
+        (4, "hf", Mode.SEQUENTIAL),
+        (4, "hf", Mode.STATIC_BATCH),
+        (4, "vllm", Mode.CONCURRENT),
+    }
+    one_by_one, batch = found.level(4, Mode.SEQUENTIAL, "hf"), found.level(4, Mode.STATIC_BATCH, "hf")
+    assert one_by_one and batch
+    assert (one_by_one.output_tokens, one_by_one.steps) == (40, 40)
+    assert (batch.output_tokens, batch.steps) == (40, 10)
+    assert batch.throughput_tok_s == pytest.approx(4 / TOKEN_S)
+    ratio = found.level_ratios[-1]
+    assert ratio.users == 4 and ratio.against_sequential and ratio.against_static_batch
+    assert ratio.against_sequential == pytest.approx(4 * ratio.against_static_batch)
+
+
+def test_the_static_batch_can_be_left_out(runner: CompareRunner) -> None:
+    runner.start(replace(CONFIG, users=(2,), static_batch=False))
+    assert Mode.STATIC_BATCH not in {level.mode for level in results(finished(runner)).levels}
+
+
+def test_hugging_face_alone_needs_no_server(
+    lab: Lab, runner: CompareRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = ModelSource("a/b", tmp_path, ModelOrigin.LOCAL, "a folder", 1)
+    monkeypatch.setattr(compare, "prepare", lambda *_: source)
+    runner.start(replace(CONFIG, engines=("hf",)))
+    found = results(finished(runner))
+    assert set(found.engines) == {"hf"} and found.ratio is None
+    assert lab.snapshot().generation == 0
+
+
+def test_vllm_alone_starts_no_hugging_face(runner: CompareRunner, scripted: Scripted) -> None:
+    scripted("--fail-at", "load", "--how", "error")
+    runner.start(replace(CONFIG, engines=("vllm",)))
+    assert set(results(finished(runner)).engines) == {"vllm"}
+
+
+def test_every_prompt_is_another_and_all_are_of_one_length(lab: Lab, runner: CompareRunner) -> None:
+    asked: list[str] = []
+
+    def ids_of(text: str) -> list[int]:
+        asked.append(text)
+        return list(range(len(text.split())))
+
+    plan = runner._plan(replace(CONFIG, users=(1, 3)), ids_of, 100)
+    assert sorted(plan) == [1, 3]
+    assert [len(prompts) for prompts in plan[3]] == [3, 3, 3]  # a warm-up and two repeats
+    assert {len(ids) for groups in plan.values() for prompts in groups for ids in prompts} == {5}
+    assert len(set(asked)) == len(asked)
+
+
+def test_the_run_is_saved_with_all_it_takes_to_repeat_it(lab: Lab, runner: CompareRunner) -> None:
+    runner.start(CONFIG)
+    done = finished(runner)
+    run = lab.store.get(done.run_id or "")
+    assert run is not None
+    assert (run.kind, run.status, run.config["prompt"]) == ("compare", "done", CONFIG.prompt)
+    assert run.config["server"]["model"] and run.command and run.model["origin"] == "local"
+    assert run.environment["packages"] and run.duration_s
+    assert CompareResults.from_dict(run.results).ratio == results(done).ratio
+
+
+@pytest.mark.parametrize("how", ["error", "memory", "exit", "kill"])
+def test_a_fault_of_hugging_face_is_told_and_the_server_stopped(
+    lab: Lab, runner: CompareRunner, scripted: Scripted, how: str
+) -> None:
+    scripted("--fail-at", "generate", "--how", how)
+    runner.start(CONFIG)
+    ended = finished(runner)
+    assert ended.state == CompareState.FAILED and ended.error and ended.remedy
+    assert ended.lane("hf") and ended.lane("hf").state == LaneState.FAILED  # type: ignore[union-attr]
+    assert lab.snapshot().state == ServerState.STOPPED
+    assert lab.store.list() == []
+
+
+def test_a_server_that_does_not_come_up_is_told(lab: Lab, runner: CompareRunner) -> None:
+    lab.at(Phase.READY, "die")
+    runner.start(CONFIG)
+    ended = finished(runner)
+    assert ended.state == CompareState.FAILED and ended.error
+
+
+def test_cancel_ends_a_hanging_child_and_keeps_nothing_half(
+    lab: Lab, runner: CompareRunner, scripted: Scripted
+) -> None:
+    scripted("--fail-at", "generate", "--how", "hang")
+    runner.start(CONFIG)
+    eventually(lambda: runner.snapshot().lane("hf").state == LaneState.WARMING)  # type: ignore[union-attr]
+    with pytest.raises(AlreadyRunning):
+        runner.start(CONFIG)
+    runner.cancel()
+    ended = finished(runner)
+    assert (ended.state, ended.error, ended.run_id) == (CompareState.CANCELLED, None, None)
+    assert lab.snapshot().state == ServerState.STOPPED
+
+
+def test_cancel_during_the_start_stops_the_server(lab: Lab, runner: CompareRunner) -> None:
+    lab.at(Phase.WEIGHTS, "hang")
+    runner.start(CONFIG)
+    lab.wait_for_phase(Phase.WEIGHTS)
+    runner.cancel()
+    assert finished(runner).state == CompareState.CANCELLED
+    assert lab.snapshot().state == ServerState.STOPPED
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_measured(runner: CompareRunner) -> None:
+    runner.start(replace(CONFIG, max_tokens=4000))
+    ended = finished(runner)
+    assert ended.state == CompareState.FAILED
+    assert "context" in (ended.error or "") and ended.remedy
+
+
+def test_where_both_do_not_fit_the_server_is_away_meanwhile(lab: Lab, runner: CompareRunner) -> None:
+    lab.hardware = replace(lab.hardware, ram_available_bytes=0)
+    lab.start_and_wait()
+    runner.start(CONFIG)
+    found = results(finished(runner))
+    assert APART_NOTE in found.notes
+    assert lab.snapshot().generation == 2 and lab.snapshot().ready
+    assert found.ratio
+
+
+def test_an_attached_server_without_weights_here_is_measured_alone_or_refused(lab: Lab, runner: CompareRunner) -> None:
+    with FakeOpenAI() as fake:
+        lab.supervisor.attach(fake.base_url)
+        runner.start(CONFIG)
+        ended = finished(runner)
+        assert ended.state == CompareState.FAILED and "not on this machine" in (ended.error or "")
+        runner.start(replace(CONFIG, engines=("vllm",)))
+        assert set(results(finished(runner)).engines) == {"vllm"}
+    assert lab.snapshot().attached
+
+
+def test_the_command_line_gets_the_results_or_the_error(runner: CompareRunner, scripted: Scripted) -> None:
+    said: list[str] = []
+    assert runner.run_blocking(CONFIG, None, said.append).ratio
+    assert said
+    scripted("--fail-at", "load", "--how", "error")
+    with pytest.raises(LabError) as caught:
+        runner.run_blocking(CONFIG, None, said.append)
+    assert isinstance(caught.value, BaselineError) and "it broke" in caught.value.cause
+
+
+def test_close_ends_what_runs(lab: Lab, runner: CompareRunner, scripted: Scripted) -> None:
+    scripted("--fail-at", "load", "--how", "hang")
+    runner.start(CONFIG)
+    eventually(lambda: runner.snapshot().lane("hf").state == LaneState.LOADING)  # type: ignore[union-attr]
+    runner.close()
+    assert not runner.snapshot().running
+    assert lab.snapshot().state == ServerState.STOPPED

@@ -68,6 +68,8 @@ def detail(services: LabServices, run: Run) -> None:
         plain(f"{moment(run.created_at)} · {status} · took {seconds(run.duration_s)} · {results.summary_of(run)}")
     )
     saved = results.saved_results(run)
+    if error := results.as_dict(run.results).get("error"):
+        st.error(plain(error), icon=":material/error:")
     if saved is not None and not saved.empty:
         repeats = results.as_dict(run.config).get("repeats", "—")
         with st.container(border=True, key="runs_result"):
@@ -75,8 +77,6 @@ def detail(services: LabServices, run: Run) -> None:
         results.levels(saved, key="runs_levels")
         results.table(saved)
         results.notes(saved)
-    elif error := results.as_dict(run.results).get("error"):
-        st.error(plain(error), icon=":material/error:")
     _actions(services, run)
     with st.expander("Configuration, environment and model", icon=":material/data_object:"):
         context = {"configuration": run.config, "environment": run.environment, "model": run.model}

@@ -17,6 +17,7 @@ from engine.server.supervisor import Supervisor
 from engine.services import LabServices
 
 AUTO = "auto"
+RAY_MOST_WORKERS = 64
 CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 MODE_AUTO, MODE_EAGER, MODE_GRAPHS = "Automatic", "Eager", "Compiled, with graphs"
 MODES: dict[str, bool | None] = {MODE_AUTO: None, MODE_EAGER: True, MODE_GRAPHS: False}
@@ -112,8 +113,8 @@ def _fields(config: ServerConfig, hardware: Hardware, generation: int) -> dict[s
         config.enable_prefix_caching,
         key=f"server_prefix_caching_{generation}",
     )
-    if len(hardware.gpus) > 1:
-        values.update(_parallel(config, len(hardware.gpus), generation))
+    if len(hardware.gpus) > 1 or hardware.ray_cluster:
+        values.update(_parallel(config, hardware, generation))
     return values
 
 
@@ -163,7 +164,9 @@ def _memory(config: ServerConfig, hardware: Hardware, generation: int) -> dict[s
     return {"gpu_memory_utilization": share}
 
 
-def _parallel(config: ServerConfig, gpus: int, generation: int) -> dict[str, Any]:
+def _parallel(config: ServerConfig, hardware: Hardware, generation: int) -> dict[str, Any]:
+    """Several GPUs: those of this machine, or with Ray those of its cluster (how many, only the cluster knows)."""
+    most = RAY_MOST_WORKERS if hardware.ray_cluster else len(hardware.gpus)
     values: dict[str, Any] = {}
     columns = st.columns(4, gap="medium")
     for column, name, label in zip(
@@ -173,13 +176,14 @@ def _parallel(config: ServerConfig, gpus: int, generation: int) -> dict[str, Any
         strict=False,
     ):
         values[name] = column.number_input(
-            label, 1, gpus, min(getattr(config, name), gpus), key=f"server_{name}_{generation}"
+            label, 1, most, min(getattr(config, name), most), key=f"server_{name}_{generation}"
         )
-    backends = [AUTO, *EXECUTOR_BACKENDS]
+    backends = [AUTO, *(name for name in EXECUTOR_BACKENDS if name != "ray" or hardware.ray_cluster)]
+    chosen = config.distributed_executor_backend
     backend = columns[3].selectbox(
         "Executor",
         backends,
-        backends.index(config.distributed_executor_backend or AUTO),
+        backends.index(chosen) if chosen in backends else 0,
         key=f"server_executor_{generation}",
     )
     values["distributed_executor_backend"] = None if backend == AUTO else backend

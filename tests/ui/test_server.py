@@ -318,6 +318,20 @@ def test_gpu_has_a_memory_share_and_parallel_settings(run_page: OpenPage) -> Non
     assert lab.supervisor.made == [("start", wanted)]
 
 
+def test_ray_is_offered_where_a_cluster_is(run_page: OpenPage) -> None:
+    lab = fakes.make_lab(device=Device.CUDA)
+    assert "ray" not in run_page(lab, "server").selectbox(key="server_executor_0").options
+    hardware = replace(lab.environment.hardware, ray_cluster=True, gpus=lab.environment.hardware.gpus[:1])
+    lab.environment = replace(lab.environment, hardware=hardware)
+    at = run_page(lab, "server")
+    at.number_input(key="server_pipeline_parallel_size_0").set_value(4)
+    at.selectbox(key="server_executor_0").set_value("ray")
+    press(at, START)
+    assert lab.supervisor.made == [
+        ("start", ServerConfig(pipeline_parallel_size=4, distributed_executor_backend="ray"))
+    ]
+
+
 def test_one_processor_has_no_parallel_settings(run_page: OpenPage) -> None:
     assert "server_tensor_parallel_size_0" not in keys(run_page(fakes.make_lab(), "server"))
 

@@ -152,6 +152,17 @@ def test_the_device_can_be_chosen(nvml: Any, monkeypatch: pytest.MonkeyPatch) ->
 # -- memory
 
 
+def test_a_ray_cluster_shows_by_its_address_or_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(environment, "RAY_CLUSTER_FILE", tmp_path / "cluster")
+    assert not detected().ray_cluster
+    (tmp_path / "cluster").write_text("10.0.0.1:6379")
+    assert detected().ray_cluster
+    (tmp_path / "cluster").unlink()
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert detected().ray_cluster
+
+
 @pytest.mark.parametrize(
     ("quota", "cores"),
     [("max 100000", 8), ("200000 100000", 2), ("150000 100000", 2), ("1000 100000", 1), ("1600000 100000", 8)],

@@ -10,6 +10,7 @@ LabError
 ├── DiskFull               no room for the model, the log or the results
 ├── AlreadyRunning         something of which there is only one runs already
 ├── DataFolderInUse        another vLLM Lab owns this data folder
+├── StoreError             the database of runs can't be read or written
 ├── ServerError            the vLLM server
 │   ├── ServerNotReady     nothing to talk to
 │   └── ServerFailed       it did not start, or it died
@@ -69,6 +70,10 @@ class AlreadyRunning(LabError):
 
 class DataFolderInUse(LabError):
     """Another vLLM Lab owns this data folder."""
+
+
+class StoreError(LabError):
+    """The database of runs can't be read or written."""
 
 
 class ServerError(LabError):

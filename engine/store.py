@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ConfigError, DiskFull
+from engine.errors import ConfigError, DiskFull, LabError, StoreError
 
 RECENT_STARTS = 5
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
@@ -33,6 +33,11 @@ MIGRATIONS = (
     """,
 )
 COLUMNS = ("config", "environment", "model", "results")
+SUMMARY = """
+    id, kind, title, status, created_at, duration_s,
+    CASE WHEN json_valid(environment) THEN json_extract(environment, '$.summary') END AS machine,
+    CASE WHEN json_valid(results) THEN json_extract(results, '$.ratio') END AS ratio
+"""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,20 @@ class Run:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class RunSummary:
+    """What a list of runs shows; ``machine`` is hardware and software in one line, ``ratio`` that of a comparison."""
+
+    id: str
+    kind: str
+    title: str
+    status: str
+    created_at: str
+    duration_s: float | None = None
+    machine: str = ""
+    ratio: float | None = None
+
+
 def new_run(kind: str, title: str, status: str = "done", **fields: Any) -> Run:
     """A run that begins to exist now; its id sorts by time."""
     now = datetime.now(UTC)
@@ -63,10 +82,10 @@ def new_run(kind: str, title: str, status: str = "done", **fields: Any) -> Run:
 
 
 class RunStore:
-    """The database; every method may be called from any thread."""
+    """The database; every method may be called from any thread and raises StoreError or DiskFull when it can't."""
 
     def __init__(self, path: Path) -> None:
-        """Opens or makes it. A corrupt file is kept aside and a new one begun (``notice`` says so)."""
+        """Opens or makes it, or raises ConfigError. A corrupt file is kept aside and a new one begun (``notice``)."""
         self._path = path
         self._lock = threading.RLock()
         self.notice: str | None = None
@@ -75,6 +94,8 @@ class RunStore:
             self._migrate()
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
+                if _is_full(error):
+                    raise _lab_error(path, error) from error
                 raise ConfigError(
                     f"{path} can't be opened: {error}.", "Check its permissions, or set LAB_DATA_DIR."
                 ) from error
@@ -93,13 +114,13 @@ class RunStore:
         with self._connect() as db:
             db.execute(f"INSERT OR REPLACE INTO runs ({', '.join(values)}) VALUES ({marks})", row)
 
-    def list(self, kind: str | None = None, limit: int = 500) -> list[Run]:
-        """Newest first."""
-        with self._connect() as db:
-            rows = db.execute(
-                "SELECT * FROM runs WHERE ?1 IS NULL OR kind = ?1 ORDER BY id DESC LIMIT ?2", (kind, limit)
-            ).fetchall()
-        return [_run(row) for row in rows]
+    def list(self, kind: str | None = None, limit: int | None = 500) -> list[Run]:
+        """Newest first; all of them with ``limit=None``."""
+        return [_run(row) for row in self._rows("*", kind, limit)]
+
+    def summaries(self, kind: str | None = None, limit: int | None = None) -> Sequence[RunSummary]:
+        """Newest first, without their results, which may be large."""
+        return [_summary(row) for row in self._rows(SUMMARY, kind, limit)]
 
     def get(self, run_id: str) -> Run | None:
         with self._connect() as db:
@@ -124,27 +145,37 @@ class RunStore:
             rows = db.execute(
                 "SELECT phases FROM starts WHERE key = ? ORDER BY id DESC LIMIT ?", (key, RECENT_STARTS)
             ).fetchall()
-        starts = [json.loads(row["phases"]) for row in rows]
+        starts = [_loaded(row["phases"]) for row in rows]
         names = {name for start in starts for name in start}
         return {name: statistics.median([s[name] for s in starts if name in s]) for name in names}
 
+    def _rows(self, columns: str, kind: str | None, limit: int | None) -> Sequence[sqlite3.Row]:
+        query = f"SELECT {columns} FROM runs WHERE ?1 IS NULL OR kind = ?1 ORDER BY id DESC LIMIT ?2"
+        with self._connect() as db:
+            return db.execute(query, (kind, -1 if limit is None else limit)).fetchall()
+
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
+        """A transaction whose every failure is a LabError."""
+        try:
+            with self._transaction() as db:
+                yield db
+        except sqlite3.Error as error:
+            raise _lab_error(self._path, error) from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             db = sqlite3.connect(self._path, timeout=10)
             db.row_factory = sqlite3.Row
             try:
                 with db:
                     yield db
-            except sqlite3.OperationalError as error:
-                if "full" in str(error):
-                    raise DiskFull(f"No room on the disk for {self._path}.", "Free some space.") from error
-                raise
             finally:
                 db.close()
 
     def _migrate(self) -> None:
-        with self._connect() as db:
+        with self._transaction() as db:
             # Looked at before anything is written: a database that is refused stays as it was.
             if _version(db) > len(MIGRATIONS):
                 raise ConfigError(
@@ -169,6 +200,25 @@ class RunStore:
         self.notice = (
             f"The database of runs was damaged. It is kept as {self._path.name}.corrupt-{stamp}; a new one was begun."
         )
+
+
+def _is_full(error: sqlite3.Error) -> bool:
+    return "full" in str(error)
+
+
+def _lab_error(path: Path, error: sqlite3.Error) -> LabError:
+    """The same failure with a remedy."""
+    if _is_full(error):
+        return DiskFull(f"No room on the disk for {path}.", "Free some space.")
+    if "locked" in str(error):
+        return StoreError(f"Another program keeps {path} locked.", "Close it there, then try again.")
+    if not isinstance(error, sqlite3.OperationalError):
+        return StoreError(
+            f"{path} is damaged: {error}.", "Restart the lab: it keeps the damaged file aside and begins a new one."
+        )
+    return StoreError(
+        f"{path} can't be read or written: {error}.", "Check the disk and the file's permissions, then try again."
+    )
 
 
 def _version(db: sqlite3.Connection) -> int:
@@ -205,6 +255,12 @@ def _cell(value: Any) -> Any:
 
 def _run(row: sqlite3.Row) -> Run:
     return Run(**{name: _loaded(row[name]) if name in COLUMNS else row[name] for name in row.keys()})  # noqa: SIM118
+
+
+def _summary(row: sqlite3.Row) -> RunSummary:
+    known = dict(row)
+    ratio = known["ratio"] if isinstance(known["ratio"], int | float) else None
+    return RunSummary(**known | {"machine": str(known["machine"] or ""), "ratio": ratio})
 
 
 def _loaded(text: str) -> Any:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 TAIL_BYTES = 512 * 1024
+LINE_LIMIT = 64 * 1024
 KEPT_LOGS = 10
 
 
@@ -30,16 +33,22 @@ class LogFollower:
 
 
 def tail(path: Path, lines: int, needle: str | None = None) -> list[str]:
-    """The last ``lines`` lines, with ``needle`` only those that contain it (case ignored); reads at most 512 KiB."""
+    """The last ``lines`` lines of the last 512 KiB; with ``needle`` of the whole log, those with it (case ignored)."""
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL_BYTES))
-            text = file.read(TAIL_BYTES).decode("utf-8", "replace")
+        with path.open(encoding="utf-8", errors="replace") as file:
+            if needle:
+                return list(deque(_matches(file, needle.casefold()), maxlen=lines))
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return list(deque(file.read(TAIL_BYTES).splitlines(), maxlen=lines))
     except FileNotFoundError:
         return []
-    wanted = (needle or "").casefold()
-    return list(deque((line for line in text.splitlines() if wanted in line.casefold()), maxlen=lines))
+
+
+def _matches(file: TextIO, needle: str) -> Iterator[str]:
+    """Lines with the needle, one at a time; a line without an end comes in parts."""
+    while line := file.readline(LINE_LIMIT):
+        if needle in line.casefold():
+            yield line.rstrip("\n")
 
 
 def prune(folder: Path, pattern: str = "server-*.log", keep: int = KEPT_LOGS) -> None:

@@ -23,8 +23,9 @@ import pytest
 
 from engine import store as store_module
 from engine.config import PROJECT_ROOT
-from engine.errors import ConfigError, DiskFull
-from engine.store import Run, RunStore, new_run, run_to_json, runs_to_csv
+from engine.errors import ConfigError, DiskFull, StoreError
+from engine.server import log
+from engine.store import Run, RunStore, RunSummary, new_run, run_to_json, runs_to_csv
 
 NOBODY = 65534
 FIRST_MIGRATION = store_module.MIGRATIONS[0]
@@ -124,6 +125,40 @@ def test_the_list_is_limited_and_filtered_by_kind(store: RunStore) -> None:
     assert [run.kind for run in store.list("compare")] == ["compare", "compare"]
     assert store.list("nothing") == []
     assert store.list(limit=1) == [newest]
+
+
+def test_every_run_is_listed_where_no_limit_is_given(store: RunStore, path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.executemany(
+            "INSERT INTO runs VALUES (?, 'compare', 't', 'done', '', NULL, '{}', '{}', '{}', '', '{}')",
+            [(f"{number:05}",) for number in range(501)],
+        )
+    assert len(store.list()) == 500
+    assert len(store.list(limit=None)) == len(store.summaries()) == 501
+
+
+def test_a_summary_is_a_run_without_what_is_large(store: RunStore) -> None:
+    run = new_run("compare", "t", "cancelled", duration_s=3.5, environment={"summary": "A CPU"}, results={"ratio": 2.5})
+    store.add(run)
+    assert store.summaries() == [
+        RunSummary(run.id, "compare", "t", "cancelled", run.created_at, 3.5, machine="A CPU", ratio=2.5)
+    ]
+
+
+def test_summaries_come_newest_first_by_kind_and_limited(store: RunStore) -> None:
+    for title, kind in (("1", "compare"), ("2", "chat"), ("3", "compare")):
+        store.add(new_run(kind, title))
+    assert [run.title for run in store.summaries()] == ["3", "2", "1"]
+    assert [run.title for run in store.summaries("compare", limit=1)] == ["3"]
+
+
+@pytest.mark.parametrize("saved", ["{", "[]", "null", '"text"', '{"ratio": "fast"}', '{"ratio": {"a": 1}}', "{}"])
+def test_a_summary_of_a_damaged_run_leaves_out_what_is_damaged(store: RunStore, path: Path, saved: str) -> None:
+    store.add(new_run("compare", "odd"))
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE runs SET results = ?1, environment = ?1", (saved,))
+    (summary,) = store.summaries()
+    assert (summary.title, summary.ratio, summary.machine) == ("odd", None, "")
 
 
 def test_many_threads_add_read_and_delete_at_once(store: RunStore) -> None:
@@ -341,6 +376,69 @@ def test_a_full_disk_is_shown_as_such_and_loses_nothing(
     assert store.list() == [first]
 
 
+CALLS: dict[str, Callable[[RunStore], object]] = {
+    "add": lambda store: store.add(full_run()),
+    "list": lambda store: store.list(),
+    "summaries": lambda store: store.summaries(),
+    "get": lambda store: store.get("x"),
+    "delete": lambda store: store.delete("x"),
+    "add_start": lambda store: store.add_start("a", {"import": 1.0}, 1.0),
+    "expected_start": lambda store: store.expected_start("a"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_database_that_is_damaged_later_is_an_error_with_a_remedy(
+    store: RunStore, path: Path, call: Callable[[RunStore], object]
+) -> None:
+    damaged_header(path)
+    with pytest.raises(StoreError, match="damaged") as caught:
+        call(store)
+    assert "Restart the lab" in caught.value.remedy
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_database_that_loses_its_tables_is_an_error_with_a_remedy(
+    store: RunStore, path: Path, call: Callable[[RunStore], object]
+) -> None:
+    with sqlite3.connect(path) as db:
+        db.executescript("DROP TABLE runs; DROP TABLE starts;")
+    with pytest.raises(StoreError, match="can't be read or written: no such table") as caught:
+        call(store)
+    assert caught.value.remedy
+
+
+def test_a_database_that_stays_locked_is_an_error_that_says_so(
+    store: RunStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+    holder = connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    monkeypatch.setattr(sqlite3, "connect", lambda name, **_: connect(name, timeout=0))
+    with pytest.raises(StoreError, match="locked") as caught:
+        store.add(full_run())
+    assert "try again" in caught.value.remedy
+    assert store.list() == []  # reading goes on
+    holder.close()
+    store.add(full_run())
+    assert len(store.list()) == 1
+
+
+def test_a_database_whose_folder_is_gone_is_an_error_with_a_remedy(store: RunStore, path: Path) -> None:
+    path.parent.rename(path.parent.with_name("elsewhere"))
+    with pytest.raises(StoreError, match="can't be read or written") as caught:
+        store.list()
+    assert caught.value.remedy
+
+
+def test_damaged_history_of_starts_is_no_history(store: RunStore, path: Path) -> None:
+    store.add_start("a", {"import": 4.0}, 4.0)
+    store.add_start("a", {"import": 8.0}, 8.0)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE starts SET phases = '{' WHERE total_s = 8.0")
+    assert store.expected_start("a") == {"import": 4.0}
+
+
 WRITER = """
 import sys
 from pathlib import Path
@@ -426,3 +524,28 @@ def test_a_damaged_cell_hides_no_other_run_and_nothing_else_of_its_own(path: Pat
         db.execute("UPDATE runs SET results = '{' WHERE id = ?", (bad.id,))
     assert store.get(bad.id) == replace(bad, results={})
     assert {run.id for run in store.list()} == {good.id, bad.id}
+
+
+# -- the log beside it
+
+
+def test_log_search_finds_the_first_line_of_a_long_log(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text("Traceback: the FIRST error\n" + "INFO nothing to see\n" * 100_000)
+    assert path.stat().st_size > 2 * log.TAIL_BYTES
+    assert log.tail(path, 400, "first ERROR") == ["Traceback: the FIRST error"]
+    assert log.tail(path, 3, "nothing") == ["INFO nothing to see"] * 3
+    assert log.tail(path, 2) == ["INFO nothing to see"] * 2
+
+
+def test_log_search_takes_a_line_without_an_end_in_parts(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text("x" * log.LINE_LIMIT * 3 + "needle")
+    assert log.tail(path, 400, "needle") == ["needle"]
+
+
+def test_log_search_reads_bytes_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(b"\xff\xfe error one\r\nloading 10%\rloading 20%\nerror \xc3\xa9\n")
+    assert log.tail(path, 10, "error") == ["\ufffd\ufffd error one", "error é"]
+    assert log.tail(path, 10, "loading 20") == ["loading 20%"]

@@ -21,7 +21,7 @@ from statistics import median
 import psutil
 from playwright.sync_api import sync_playwright
 
-from engine.server.supervisor import free_port
+from engine.server.life import free_port
 from tests import browser
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -62,6 +62,19 @@ def check_url(url: str) -> None:
         raise ConfigError(f"{url!r} is not a server address.", "Give one like http://127.0.0.1:8000/v1.")
 
 
+def base_url_of(text: str) -> str:
+    """What a person types → a base URL: ``host:port`` → ``http://host:port/v1``; a path of its own stays.
+
+    Raises ConfigError.
+    """
+    url = text.strip()
+    url = (url if "://" in url else f"http://{url}").rstrip("/")
+    if any(mark.isspace() or mark in "@?#" for mark in url):
+        raise ConfigError(f"{text!r} is not a base URL.", "Write it like http://127.0.0.1:8000/v1.")
+    check_url(url)
+    return url if urlsplit(url).path else f"{url}/v1"
+
+
 def parse_json(reply: Reply, url: str) -> dict[str, Any]:
     """The JSON object of a good reply; RequestRejected for everything else."""
     if reply.status != 200:

@@ -17,7 +17,7 @@ from typing import Any
 from engine.config import PROJECT_ROOT
 from engine.errors import ServerFailed
 from engine.server.command import Launch
-from engine.server.processes import kill_group
+from engine.server.processes import group_members, kill_group
 
 GRACE_S = 4.0
 START_TIMEOUT_S = 20.0
@@ -80,7 +80,8 @@ class ServerChild:
         if not self._ended.wait(GRACE_S + GUARD_END_S):
             self._guard.kill()
             self._ended.wait(GUARD_END_S)
-        return self._exit or Exit(None, 0, (), asked=True)
+        left = tuple(group_members(self.pid)) if self.pid is not None else ()
+        return self._exit or Exit(None, 0, left, asked=True)
 
     def _tell(self, message: bytes) -> None:
         assert self._guard.stdin is not None

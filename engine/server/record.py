@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.config import Endpoint
+from engine.errors import ServerFailed
 from engine.server.processes import group_members, is_ours, kill_group
 
 FILE_NAME = "server.json"
@@ -32,6 +34,10 @@ class ServerRecord:
     log_path: str
     max_model_len: int | None = None
     ready_after_s: float | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.base_url, self.model, self.api_key, self.max_model_len)
 
     @property
     def alive(self) -> bool:
@@ -64,13 +70,15 @@ def drop_record(state_dir: Path) -> None:
 def end_leftover(state_dir: Path) -> list[int]:
     """End the server that an earlier run left behind, if one is still there; returns the processes ended.
 
-    Only to be called by the owner of the data folder.
+    Only to be called by the owner of the data folder. Raises ServerFailed when some can't be ended.
     """
     record = read_record(state_dir)
     if record is None:
         return []
     members = group_members(record.pid) if record.alive else []
     if members:
-        kill_group(record.pid)
+        _, left = kill_group(record.pid)
+        if left:
+            raise ServerFailed(f"Processes {left} of an earlier server can't be ended.", "End them by hand.")
     drop_record(state_dir)
     return members

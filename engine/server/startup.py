@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from engine.server.state import KvCapacity, Phase, PhaseProgress
+from engine.server.state import PHASE_LABELS, KvCapacity, Phase, PhaseProgress
 
 MARKS: tuple[tuple[Phase, tuple[str, ...]], ...] = (
     (Phase.WEIGHTS, ("Starting to load model", "Loading model from scratch")),
@@ -66,6 +66,11 @@ class StartupTracker:
     def expected_s(self) -> float | None:
         """Seconds the whole start took before; None without history."""
         return sum(self._expected.values()) or None
+
+    @property
+    def label(self) -> str:
+        """What happens now, in words."""
+        return PHASE_LABELS[self.phase]
 
     def durations(self) -> dict[str, float]:
         """Seconds of each phase so far; phases the log never showed are left out."""

@@ -88,12 +88,16 @@ class ServerSnapshot:
     """Everything a page needs to know about the server.
 
     ``generation`` grows with every start, so that a viewer can tell one server from the next.
+    ``attached``: somebody else runs it; ``adopted``: that is a lab on this data folder, so what it serves is known.
+    ``ready_after_s`` counts from the press of Start, ``load_s`` from the start of the process. ``reserved`` says
+    why nobody may start or stop it now; empty when anybody may.
     Times are seconds; ``started_at`` is Unix time.
     """
 
     state: ServerState = ServerState.STOPPED
     generation: int = 0
     attached: bool = False
+    adopted: bool = False
     config: ServerConfig | None = None
     endpoint: Endpoint | None = None
     source: ModelSource | None = None
@@ -101,6 +105,7 @@ class ServerSnapshot:
     elapsed_s: float | None = None
     expected_s: float | None = None
     ready_after_s: float | None = None
+    load_s: float | None = None
     started_at: float | None = None
     message: str = ""
     diagnosis: Diagnosis | None = None
@@ -108,6 +113,7 @@ class ServerSnapshot:
     command: str = ""
     pid: int | None = None
     log_path: str | None = None
+    reserved: str = ""
 
     @property
     def ready(self) -> bool:

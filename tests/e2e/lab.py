@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.config import Settings
+from engine.server.life import free_port
 from engine.server.processes import group_members
 from engine.server.record import ServerRecord, read_record
-from engine.server.supervisor import free_port
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,22 +17,27 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.config import Device, ServerConfig, Settings
+from engine.client import ServedModel
+from engine.config import Device, Endpoint, ServerConfig, Settings
 from engine.environment import Gpu, Hardware
 from engine.errors import (
     AlreadyRunning,
     ConfigError,
     DataFolderInUse,
     ModelOffline,
+    RequestRejected,
     ServerFailed,
     ServerNotReady,
+    StoreError,
 )
+from engine.fetch import base_url_of
 from engine.models import ModelOrigin, ModelSource
-from engine.server import record, supervisor
+from engine.server import life, record
+from engine.server.life import free_port
 from engine.server.processes import start_ticks
 from engine.server.startup import Phase
 from engine.server.state import ServerSnapshot, ServerState
-from tests.fake_openai import MODEL, FakeOpenAI
+from tests.fake_openai import MODEL, FakeOpenAI, Script
 from tests.supervised import CPU, TIMEOUT_S, Lab, alive, eventually
 
 SERVER_PHASES = [Phase.IMPORT, Phase.WEIGHTS, Phase.KV_CACHE, Phase.WARM_UP, Phase.READY]
@@ -117,7 +122,8 @@ def test_the_times_of_a_start_are_expected_of_the_next(lab: Lab) -> None:
     assert ready.expected_s is None
     lab.supervisor.stop(wait=True)
     again = lab.start_and_wait()
-    assert again.expected_s == pytest.approx(ready.ready_after_s)
+    assert ready.load_s is not None and ready.ready_after_s is not None and ready.load_s <= ready.ready_after_s
+    assert again.expected_s == pytest.approx(ready.load_s)
     assert {item.phase for item in again.phases if item.expected_s is not None} == set(Phase)
 
 
@@ -206,7 +212,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(lab: Lab) -> Non
 
 
 def test_a_chosen_port_is_used(lab: Lab) -> None:
-    port = supervisor.free_port()
+    port = free_port()
     ready = lab.start_and_wait(ServerConfig(port=port))
     assert ready.endpoint is not None and ready.endpoint.base_url == f"http://127.0.0.1:{port}/v1"
 
@@ -320,7 +326,7 @@ def test_the_memory_of_the_gpus_is_awaited_after_a_stop(lab: Lab, monkeypatch: p
     lab.start_and_wait()
     lab.supervisor.stop(wait=True)
     assert "GPU memory is back" in lab.snapshot().message
-    monkeypatch.setattr(supervisor, "MEMORY_BACK_S", 0.3)
+    monkeypatch.setattr(life, "MEMORY_BACK_S", 0.3)
     lab.start_and_wait()
     lab.hardware = with_free(2**33, 2**30)
     lab.supervisor.stop(wait=True)
@@ -354,7 +360,7 @@ def test_a_guard_that_is_killed_is_noticed(lab: Lab) -> None:
     assert ready.pid is not None
     os.kill(psutil.Process(ready.pid).ppid(), signal.SIGKILL)
     failed = lab.wait_for(ServerState.FAILED)
-    assert failed.diagnosis is not None and failed.diagnosis.cause
+    assert failed.diagnosis is not None and "guard process was killed" in failed.diagnosis.cause
     assert not alive(ready.pid)
 
 
@@ -444,7 +450,7 @@ def test_another_process_finds_the_running_server_in_the_record(lab: Lab) -> Non
     assert found.alive and found.pid == ready.pid
     assert ready.endpoint is not None
     beside = lab.open(owner=False)
-    assert beside.leftovers == []
+    assert beside.snapshot().message == ""
     with pytest.raises(DataFolderInUse) as caught:
         beside.start()
     assert caught.value.remedy
@@ -472,9 +478,9 @@ def test_a_leftover_of_an_earlier_life_is_ended_at_open(lab: Lab) -> None:
         source = ModelSource("m", Path("."), ModelOrigin.LOCAL, "", None).to_dict()
         left_record = record.ServerRecord(left.pid, ticks, "http://127.0.0.1:1/v1", "k", "m", True, {}, source, "", "")
         record.write_record(lab.settings.state_dir, left_record)
-        assert lab.open(owner=False).leftovers == []
+        assert lab.open(owner=False).snapshot().message == ""
         assert left.poll() is None
-        assert lab.open().leftovers == [left.pid]
+        assert "Ended 1 processes" in lab.open().snapshot().message
         assert left.wait(TIMEOUT_S) == -signal.SIGKILL
     assert record.read_record(lab.settings.state_dir) is None
 
@@ -515,7 +521,7 @@ def test_attaching_while_the_labs_own_server_runs_is_refused(lab: Lab) -> None:
 
 def test_attaching_to_nothing_changes_nothing(lab: Lab) -> None:
     with pytest.raises(ServerNotReady):
-        lab.supervisor.attach(f"http://127.0.0.1:{supervisor.free_port()}/v1")
+        lab.supervisor.attach(f"http://127.0.0.1:{free_port()}/v1")
     assert lab.snapshot() == ServerSnapshot()
 
 
@@ -527,11 +533,21 @@ def test_a_served_model_has_the_name_the_server_gives_it(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "ftp://host/v1", "http://user:pw@host", "http://a b", "http://", "https://", "http://host?x=1"]
+    "text",
+    [
+        "",
+        "ftp://host/v1",
+        "http://user:pw@host",
+        "http://a b",
+        "http://host:0",
+        "http://",
+        "https://",
+        "http://host?x=1",
+    ],
 )
 def test_what_is_no_base_url_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        supervisor.normal_base_url(text)
+        base_url_of(text)
     assert caught.value.remedy
 
 
@@ -542,10 +558,11 @@ def test_what_is_no_base_url_is_refused(text: str) -> None:
         (" http://host:8000/ ", "http://host:8000/v1"),
         ("https://host/v1/", "https://host/v1"),
         ("https://host/openai/v1", "https://host/openai/v1"),
+        ("https://host/v1beta/openai/", "https://host/v1beta/openai"),
     ],
 )
 def test_a_base_url_is_completed(text: str, url: str) -> None:
-    assert supervisor.normal_base_url(text) == url
+    assert base_url_of(text) == url
 
 
 def test_the_record_on_disk_has_the_key_of_the_endpoint(lab: Lab) -> None:
@@ -553,3 +570,140 @@ def test_the_record_on_disk_has_the_key_of_the_endpoint(lab: Lab) -> None:
     assert ready.endpoint is not None
     saved = json.loads((lab.settings.state_dir / record.FILE_NAME).read_text())
     assert saved["api_key"] == ready.endpoint.api_key
+
+
+# -- what must hold when several people press buttons
+
+
+def test_a_stop_in_the_middle_of_a_restart_ends_it(lab: Lab) -> None:
+    lab.start_and_wait()
+    for _ in range(5):
+        lab.supervisor.restart(ServerConfig(max_num_seqs=3))
+        lab.supervisor.stop(wait=True)
+        assert lab.snapshot().state == ServerState.STOPPED
+        assert lab.processes() == []
+        lab.start_and_wait()
+
+
+def test_an_attach_does_not_overwrite_a_server_that_was_started_meanwhile(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def probe_while_somebody_starts(*_: Any) -> None:
+        lab.supervisor.start()
+
+    monkeypatch.setattr(supervisor, "probe_one_token", probe_while_somebody_starts)
+    with FakeOpenAI() as fake, pytest.raises(AlreadyRunning):
+        lab.supervisor.attach(fake.base_url)
+    assert not lab.supervisor.wait_ready(TIMEOUT_S).attached
+
+
+def test_what_is_reserved_can_only_be_changed_by_its_holder(lab: Lab) -> None:
+    refused: list[str] = []
+
+    def press_everything() -> None:
+        for press in (
+            lab.supervisor.start,
+            lab.supervisor.stop,
+            lab.supervisor.detach,
+            lambda: lab.supervisor.restart(ServerConfig()),
+            lambda: lab.supervisor.attach("http://127.0.0.1:9"),
+        ):
+            try:
+                press()
+            except AlreadyRunning as error:
+                refused.append(error.cause)
+
+    with lab.supervisor.reserved("A test is running."):
+        assert lab.snapshot().reserved == "A test is running."
+        other = threading.Thread(target=press_everything)
+        other.start()
+        other.join(TIMEOUT_S)
+        assert refused == ["A test is running."] * 5
+        lab.start_and_wait()
+        assert lab.snapshot().reserved == "A test is running."
+        lab.supervisor.stop(wait=True)
+    assert lab.snapshot().reserved == ""
+    lab.start_and_wait()
+
+
+def test_closing_ends_what_another_thread_has_reserved(lab: Lab) -> None:
+    lab.start_and_wait()
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lab.supervisor.reserved("A test is running."):
+            held.set()
+            release.wait(TIMEOUT_S)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(TIMEOUT_S)
+    lab.supervisor.close()
+    release.set()
+    holder.join(TIMEOUT_S)
+    assert lab.snapshot().state == ServerState.STOPPED and lab.processes() == []
+
+
+# -- attached servers
+
+
+def test_attaching_to_several_models_wants_one_of_them_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = [ServedModel("a/b", 100), ServedModel("c/d", None)]
+    monkeypatch.setattr(supervisor, "list_models", lambda *_: served)
+    monkeypatch.setattr(supervisor, "probe_one_token", lambda *_: None)
+    with pytest.raises(ConfigError, match="a/b, c/d"):
+        lab.supervisor.attach("127.0.0.1:9")
+    with pytest.raises(ConfigError, match="e/f"):
+        lab.supervisor.attach("127.0.0.1:9", model="e/f")
+    lab.supervisor.attach("127.0.0.1:9", model="c/d")
+    assert lab.supervisor.endpoint() == Endpoint("http://127.0.0.1:9/v1", "c/d")
+
+
+def test_attaching_wants_a_first_token(lab: Lab) -> None:
+    with FakeOpenAI(Script(status=500, body=b'{"error": {"message": "engine dead"}}')) as fake:
+        with pytest.raises(RequestRejected, match="engine dead"):
+            lab.supervisor.attach(fake.base_url)
+    assert lab.snapshot().state == ServerState.STOPPED
+
+
+def test_an_attached_server_that_goes_away_shows_and_so_does_its_return(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "WATCH_S", 0.05)
+    with FakeOpenAI() as fake:
+        lab.supervisor.attach(fake.base_url)
+        port = fake.port
+    failed = lab.wait_for(ServerState.FAILED)
+    assert failed.attached and failed.diagnosis is not None and failed.diagnosis.remedy
+    with pytest.raises(ServerNotReady):
+        lab.supervisor.endpoint()
+    with FakeOpenAI(port=port):
+        assert lab.wait_for(ServerState.READY).diagnosis is None
+    lab.supervisor.detach()
+    assert lab.snapshot().state == ServerState.STOPPED
+
+
+# -- what must not stop a healthy server
+
+
+def test_a_history_that_can_not_be_read_or_written_stops_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise StoreError("The database is locked.", "Try again.")
+
+    monkeypatch.setattr(lab.store, "add_start", fail)
+    monkeypatch.setattr(lab.store, "expected_start", fail)
+    assert lab.start_and_wait().ready
+
+
+def test_processes_that_can_not_be_ended_are_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.start_and_wait()
+    really_stop = life.ServerChild.stop
+
+    def stop(self: Any) -> Any:
+        return replace(really_stop(self), left=(4711, 4712))
+
+    monkeypatch.setattr(life.ServerChild, "stop", stop)
+    lab.supervisor.restart(ServerConfig(max_num_seqs=3))
+    failed = lab.wait_for(ServerState.FAILED)
+    assert failed.diagnosis is not None and "4711, 4712" in failed.diagnosis.cause
+    assert failed.generation == 1, "no second server may start beside what is left"

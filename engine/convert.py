@@ -19,9 +19,13 @@ def convert(gguf: Path, target: Path, version: str) -> None:
 
     fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     folder, name = str(gguf.parent), gguf.name
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, trust_remote_code=False)
     model = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        folder,
+        gguf_file=name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
+        trust_remote_code=False,
     )
     model.config.quantization_config = None
     del model.config.quantization_config

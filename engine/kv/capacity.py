@@ -1,4 +1,4 @@
-"""How many bytes of KV cache a token takes, from a model's ``config.json``.
+"""What a model's ``config.json`` says: how many bytes of KV cache a token takes, and how long a sequence may be.
 
 One key and one value vector per layer and KV head: ``2 · L · H_kv · D · bytes`` (a page of vLLM's
 ``FullAttentionSpec`` divided by its tokens). Holds for multi-head, grouped-query and multi-query attention
@@ -24,19 +24,30 @@ ATTENTION_CHUNK_KEYS = ("attention_chunk_size",)
 LAYER_COUNT_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
 QUERY_HEAD_KEYS = ("num_attention_heads", "n_head")
 WIDTH_KEYS = ("hidden_size", "n_embd")
-LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
+# Where vLLM looks, too: the smallest counts, and ``model_max_length`` before all of them.
+LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+# Rotary scalings of which max_position_embeddings is the result already.
+SCALED_ALREADY = ("default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 UNKNOWN_REMEDY = "Choose a model with ordinary attention, or set the KV-cache size yourself."
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the KV cache needs to know of a model; lengths are tokens, None where the config is silent."""
+    """What the KV cache needs to know of a model; ``max_length`` is tokens, None where the config is silent."""
 
     layers: int
     kv_heads: int
     head_size: int
     dtype_bytes: int = 2
-    max_position_embeddings: int | None = None
+    max_length: int | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -50,8 +61,7 @@ class ModelShape:
             raise ConfigError(f"A KV cache of {dtype_bytes} bytes per entry is not known yet.", "Use 2 (bf16) or 4.")
         if not isinstance(config, Mapping):
             raise ConfigError("The model's config.json does not hold an object.", "Download the model again.")
-        text = config.get("text_config")
-        values = text if isinstance(text, Mapping) else config
+        values = _text_config(config)
         _refuse_other_attention(values)
         layers = _required(values, LAYER_COUNT_KEYS)
         heads = _required(values, QUERY_HEAD_KEYS)
@@ -60,7 +70,7 @@ class ModelShape:
             kv_heads=_kv_heads(values, heads),
             head_size=_head_size(values, heads),
             dtype_bytes=dtype_bytes,
-            max_position_embeddings=_first(values, LENGTH_KEYS),
+            max_length=max_length(config),
         )
 
     @classmethod
@@ -69,9 +79,32 @@ class ModelShape:
         return cls.from_config(read_config(path), dtype_bytes)
 
 
-def kv_bytes_per_token(config: Mapping[str, Any], dtype_bytes: int = 2) -> int:
-    """Bytes of KV cache for one token; raises ConfigError where this can't be said for sure."""
-    return ModelShape.from_config(config, dtype_bytes).kv_bytes_per_token
+def max_length(config: Mapping[str, Any]) -> int | None:
+    """The longest sequence (tokens) the model takes, as vLLM works it out; None where the config is silent.
+
+    Raises ConfigError for a length that is no positive whole number.
+    """
+    values = _text_config(config)
+    own = _first(values, ("model_max_length",))
+    lengths = [own] if own else [length for key in LENGTH_KEYS if (length := _first(values, (key,)))]
+    return int(min(lengths) * _rope_factor(values)) if lengths else None
+
+
+def _rope_factor(values: Mapping[str, Any]) -> float:
+    """By how much rotary scaling stretches the positions; the most of any kind of layer."""
+    scaling = values.get("rope_parameters") or values.get("rope_scaling")
+    if not isinstance(scaling, Mapping):
+        return 1.0
+    kinds = [scaling, *(value for value in scaling.values() if isinstance(value, Mapping))]
+    stretching = [kind for kind in kinds if kind.get("rope_type", kind.get("type")) not in SCALED_ALREADY]
+    factors = [kind.get("factor") for kind in stretching]
+    return max([1.0, *(float(factor) for factor in factors if isinstance(factor, int | float))])
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part about the language model, where a model has others too."""
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) else config
 
 
 def read_config(path: Path) -> dict[str, Any]:

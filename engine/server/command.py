@@ -1,9 +1,14 @@
-"""ServerConfig + hardware + model → the exact command and environment. Pure, so it can be shown and tested.
+"""ServerConfig + hardware + model → the exact command and environment.
 
-Hardware decides what a configuration leaves open:
+Starts nothing and needs no network, so a command can be shown and tested: it follows from what is given, from the
+model's ``config.json``, and from what is installed (vLLM's options, Intel's OpenMP). What is known not to start is
+refused here, at once.
 
-* compute capability below 8.0 (a T4 is 7.5): dtype half, attention backend TRITON_ATTN;
-* CPU: every core bound, Intel's OpenMP preloaded, KV space sized from the capacity needed, eager mode
+Hardware and model decide what a configuration leaves open:
+
+* the dtype is always named, so that vLLM and Hugging Face can't understand "auto" differently;
+* compute capability below 8.0 (a T4 is 7.5): float16 instead of bfloat16, attention backend TRITON_ATTN;
+* CPU: bfloat16, every core bound, Intel's OpenMP preloaded, KV space sized from the capacity needed, eager mode
   (compiling takes a minute longer to start and is no faster here);
 * GPU: CUDA graphs unless asked otherwise (for one user they are most of the gain).
 """
@@ -18,19 +23,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from engine.config import Device, ServerConfig
-from engine.environment import Hardware
+from engine.environment import DEVICE_WORDS, GIB, Hardware, installed_vllm
 from engine.errors import ConfigError
-from engine.kv.capacity import ModelShape
+from engine.kv.capacity import ModelShape, max_length, read_config
 from engine.models import ModelSource
 
 MODULE = "vllm.entrypoints.openai.api_server"
-GIB = 1024**3
+MIB = 1024**2
 BF16_CAPABILITY = (8, 0)
 CPU_BLOCK_SIZES = (32, 64, 96, 128)
 GPU_BLOCK_SIZES = (16, 32, 64, 128)
 DEFAULT_CPU_BLOCK = 128
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Model types that vLLM does not run in float16: their numbers overflow.
+NOT_IN_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 # RAM that the KV cache may take of what is free: weights, the engine's own memory and the baseline need the rest.
 RAM_SHARE_FOR_KV = 0.5
 OPTION_SOURCES = (
@@ -40,6 +49,14 @@ OPTION_SOURCES = (
     "config/cache.py",
     "config/observability.py",
 )
+COMMON_ENVIRONMENT = {
+    # The weights are on disk by now: nothing may depend on a network.
+    "HF_HUB_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+# NVML's order, in which the lab counts GPUs; CUDA's own begins with the fastest.
+GPU_ENVIRONMENT = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 SECRET_NAMES = frozenset({"VLLM_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 # Settings of the app's own process that mean something else, or nothing, to the server.
 NOT_INHERITED = re.compile(r"^(STREAMLIT_|LAB_|PYTHON(PATH|STARTUP|HASHSEED)|VLLM_|OMP_|KMP_|LD_PRELOAD$|TMPDIR$)")
@@ -71,14 +88,19 @@ def build_launch(
     port: int,
     api_key: str,
     options: frozenset[str] | None = None,
+    built_for: Device | None = None,
     python: str = sys.executable,
 ) -> Launch:
-    """The command for this configuration on this hardware.
+    """The command for this configuration, hardware and model.
 
-    ``options`` are the names the installed vLLM takes (``installed_options``): the ones that only
-    add figures are left out where it does not. Raises ConfigError for what cannot start here.
+    ``options`` are the names that vLLM takes (``installed_options``): the ones that only add figures are left out where
+    it does not. ``built_for`` is the device that vLLM is built for (``installed_vllm``). Raises ConfigError for what
+    can't start here, ModelUnusable for a model whose config can't be read.
     """
-    _check(config, hardware)
+    model = read_config(source.path / "config.json")
+    dtype = resolved_dtype(config, hardware, source)
+    _check_machine(config, hardware, built_for or installed_vllm())
+    _check_model(config, dtype, model)
     known = installed_options() if options is None else options
     flags = [
         ("--model", str(source.path)),
@@ -86,7 +108,7 @@ def build_launch(
         ("--host", "127.0.0.1"),
         ("--port", str(port)),
         ("--max-num-seqs", str(config.max_num_seqs)),
-        ("--dtype", _dtype(config, hardware)),
+        ("--dtype", dtype),
         ("--seed", str(config.seed)),
         *_optional_flags(config, hardware),
         *_parallel_flags(config),
@@ -97,7 +119,38 @@ def build_launch(
     for name in ("enable-per-request-metrics", "enable-prompt-tokens-details", "disable-uvicorn-access-log"):
         if name.replace("-", "_") in known:
             argv.append(f"--{name}")
-    return Launch(tuple(argv), _environment(config, hardware, source, api_key, python))
+    env = COMMON_ENVIRONMENT | {"VLLM_API_KEY": api_key, "VLLM_NO_USAGE_STATS": "1"}
+    if hardware.device == Device.CPU:
+        env |= _cpu_environment(config, hardware, python)
+        env["VLLM_CPU_KVCACHE_SPACE"] = str(config.kv_cache_gib or _sized_kv_space(config, hardware, model, dtype))
+    else:
+        # Building FlashInfer's sampler needs nvcc, which most machines do not have.
+        env |= GPU_ENVIRONMENT | {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    return Launch(tuple(argv), env)
+
+
+def resolved_dtype(config: ServerConfig, hardware: Hardware, source: ModelSource) -> str:
+    """The number format that both engines compute in: "bfloat16", "float16" or "float32".
+
+    Left open on a GPU, it is the checkpoint's own as vLLM understands it: float32 is halved, and an old GPU has no
+    bfloat16. Raises ModelUnusable for a model whose config can't be read.
+    """
+    if config.dtype != "auto":
+        return "float16" if config.dtype == "half" else config.dtype
+    if hardware.device == Device.CPU:
+        return "bfloat16"
+    model = read_config(source.path / "config.json")
+    takes_float16 = str(model.get("model_type")) not in NOT_IN_FLOAT16
+    if _is_old(hardware):
+        return "float16" if takes_float16 else "float32"
+    return "float16" if _own_dtype(model) in ("float16", "half") and takes_float16 else "bfloat16"
+
+
+def _own_dtype(model: Mapping[str, Any]) -> str:
+    text = model.get("text_config")
+    parts = (model, text) if isinstance(text, Mapping) else (model,)
+    names = (part.get("dtype") or part.get("torch_dtype") for part in parts)
+    return next((str(name).removeprefix("torch.") for name in names if name), "")
 
 
 def uses_eager(config: ServerConfig, hardware: Hardware) -> bool:
@@ -113,21 +166,26 @@ def block_sizes(hardware: Hardware) -> tuple[int, ...]:
 def kv_space_gib(config: ServerConfig, hardware: Hardware, shape: ModelShape) -> int:
     """GiB for the CPU's KV cache: every sequence at full length, in whole blocks, within half of the free RAM.
 
-    vLLM takes whole GiB; raises ConfigError when not even one full-length request fits.
+    vLLM takes whole GiB, so one is given wherever one is free. Raises ConfigError where not even one full-length
+    request fits.
     """
-    if config.kv_cache_gib is not None:
-        return config.kv_cache_gib
     block = config.block_size or DEFAULT_CPU_BLOCK
     length = config.max_model_len or shape.max_length or 2048
     per_request = -(-length // block) * block * shape.kv_bytes_per_token
-    allowed = int(hardware.ram_available_bytes * RAM_SHARE_FOR_KV) // GIB
+    free = hardware.ram_available_bytes
+    if free < GIB:
+        raise ConfigError(
+            f"The KV cache takes at least 1 GiB, and only {free / MIB:,.0f} MiB of memory are free.",
+            "Close other programs.",
+        )
+    allowed = max(1, int(free * RAM_SHARE_FOR_KV) // GIB)
     if allowed * GIB < per_request:
         raise ConfigError(
-            f"One request of {length:,} tokens needs {per_request / GIB:.1f} GiB of KV cache; "
-            f"{allowed} GiB can be spared of the {hardware.ram_available_bytes / GIB:.1f} GiB that are free.",
+            f"One request of {length:,} tokens needs {per_request / GIB:.1f} GiB of KV cache, which may take "
+            f"{allowed} GiB of the {free / GIB:.1f} GiB of memory that are free.",
             "Lower max_model_len, choose a smaller model, or free memory.",
         )
-    return max(1, min(allowed, -(-per_request * config.max_num_seqs // GIB)))
+    return min(allowed, -(-per_request * config.max_num_seqs // GIB))
 
 
 @cache
@@ -141,23 +199,49 @@ def installed_options() -> frozenset[str]:
     return frozenset(re.findall(r"^    (\w+)\s*:", "\n".join(texts), re.MULTILINE))
 
 
-def _check(config: ServerConfig, hardware: Hardware) -> None:
+def _check_machine(config: ServerConfig, hardware: Hardware, built_for: Device | None) -> None:
+    on_gpu = hardware.device == Device.CUDA
+    if built_for not in (None, hardware.device):
+        raise ConfigError(
+            f"The installed vLLM is built for {DEVICE_WORDS[built_for]}, "
+            f"but is to run on the {'GPU' if on_gpu else 'CPU'}.",
+            "Run make setup: it installs the one that fits.",
+        )
+    if not on_gpu and hardware.lacks_avx2:
+        raise ConfigError(
+            f"vLLM's CPU build needs AVX2, and this CPU ({hardware.cpu_model or 'unknown'}) has none.",
+            "Use a newer CPU or an NVIDIA GPU.",
+        )
     if config.block_size is not None and config.block_size not in block_sizes(hardware):
         sizes = ", ".join(map(str, block_sizes(hardware)))
         raise ConfigError(f"Block size {config.block_size} is not taken here.", f"Use one of {sizes}.")
     workers = _workers(config)
-    if hardware.device == Device.CPU and workers > len(hardware.cpu_ids):
+    if not on_gpu and workers > len(hardware.cpu_ids):
         raise ConfigError(
             f"{workers} workers are asked for, but there are {len(hardware.cpu_ids)} cores.",
             "Lower the parallel sizes: every worker needs at least one core.",
         )
-    if hardware.device == Device.CUDA and workers > len(hardware.gpus) and config.distributed_executor_backend != "ray":
+    if on_gpu and workers > len(hardware.gpus) and config.distributed_executor_backend != "ray":
         raise ConfigError(
             f"{workers} workers are asked for, but there are {len(hardware.gpus)} GPUs.",
             "Lower the parallel sizes, or use the ray backend with a cluster.",
         )
-    if hardware.device == Device.CUDA and config.kv_cache_dtype.startswith("fp8") and _is_old(hardware):
+    if on_gpu and config.kv_cache_dtype.startswith("fp8") and _is_old(hardware):
         raise ConfigError("This GPU has no fp8 KV cache in vLLM.", "Set kv_cache_dtype to auto.")
+    if on_gpu and config.dtype == "bfloat16" and _is_old(hardware):
+        raise ConfigError("This GPU can't compute in bfloat16.", "Set dtype to auto or half.")
+
+
+def _check_model(config: ServerConfig, dtype: str, model: Mapping[str, Any]) -> None:
+    longest = max_length(model)
+    if config.max_model_len is not None and longest is not None and config.max_model_len > longest:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len:,}, and this model takes at most {longest:,} tokens.",
+            f"Set max_model_len to {longest} or less.",
+        )
+    kind = str(model.get("model_type"))
+    if dtype == "float16" and kind in NOT_IN_FLOAT16:
+        raise ConfigError(f"Models of the type {kind} do not work in half.", "Set dtype to auto.")
 
 
 def _workers(config: ServerConfig) -> int:
@@ -167,14 +251,6 @@ def _workers(config: ServerConfig) -> int:
 def _is_old(hardware: Hardware) -> bool:
     capabilities = [gpu.compute_capability for gpu in hardware.gpus if gpu.compute_capability is not None]
     return bool(capabilities) and min(capabilities) < BF16_CAPABILITY
-
-
-def _dtype(config: ServerConfig, hardware: Hardware) -> str:
-    if config.dtype != "auto":
-        return config.dtype
-    if hardware.device == Device.CPU:
-        return "bfloat16"
-    return "half" if _is_old(hardware) else "auto"
 
 
 def _optional_flags(config: ServerConfig, hardware: Hardware) -> list[tuple[str, str]]:
@@ -207,32 +283,13 @@ def _parallel_flags(config: ServerConfig) -> list[tuple[str, str]]:
     return flags
 
 
-def _environment(
-    config: ServerConfig, hardware: Hardware, source: ModelSource, api_key: str, python: str
-) -> dict[str, str]:
-    env = {
-        "VLLM_API_KEY": api_key,
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        # The weights are on disk by now: no start may depend on a network.
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    if hardware.device == Device.CPU:
-        env["VLLM_CPU_KVCACHE_SPACE"] = str(config.kv_cache_gib or _sized_kv_space(config, hardware, source))
-        env |= cpu_thread_environment(hardware, python)
-        env["VLLM_CPU_OMP_THREADS_BIND"] = _thread_binding(hardware.cpu_ids, _workers(config))
-        env["CUDA_VISIBLE_DEVICES"] = ""
-    else:
-        # Building FlashInfer's sampler needs nvcc, which most machines do not have.
-        env["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    return env
+def _cpu_environment(config: ServerConfig, hardware: Hardware, python: str) -> dict[str, str]:
+    binding = _thread_binding(hardware.cpu_ids, _workers(config))
+    return cpu_thread_environment(hardware, python) | {"VLLM_CPU_OMP_THREADS_BIND": binding, "CUDA_VISIBLE_DEVICES": ""}
 
 
-def _sized_kv_space(config: ServerConfig, hardware: Hardware, source: ModelSource) -> int:
-    dtype_bytes = 4 if _dtype(config, hardware) == "float32" else 2
-    shape = ModelShape.from_config_file(source.path / "config.json", dtype_bytes)
-    return kv_space_gib(config, hardware, shape)
+def _sized_kv_space(config: ServerConfig, hardware: Hardware, model: Mapping[str, Any], dtype: str) -> int:
+    return kv_space_gib(config, hardware, ModelShape.from_config(model, DTYPE_BYTES[dtype]))
 
 
 def _thread_binding(cpu_ids: tuple[int, ...], workers: int) -> str:

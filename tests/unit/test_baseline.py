@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,8 +13,8 @@ import psutil
 import pytest
 
 from engine import baseline
-from engine.baseline import HfBaseline, baseline_dtype, baseline_environment
-from engine.config import DEFAULT_MODEL, PROJECT_ROOT, Device, ServerConfig, Settings
+from engine.baseline import HfBaseline, baseline_environment
+from engine.config import DEFAULT_MODEL, PROJECT_ROOT, Device, Settings
 from engine.environment import Gpu, Hardware, detect_hardware
 from engine.errors import BaselineError
 from engine.metrics import summarize
@@ -118,22 +119,35 @@ def test_the_child_inherits_no_setting_of_the_app(monkeypatch: pytest.MonkeyPatc
     assert not {"STREAMLIT_X", "LAB_DATA_DIR", "VLLM_X"} & set(env)
 
 
-def gpu(*capability: int) -> Hardware:
-    return Hardware(Device.CUDA, None, (0,), 1, frozenset(), 1, 1, (Gpu(0, compute_capability=(capability[0], 0)),))
+def test_on_a_gpu_the_child_counts_gpus_as_the_server_does() -> None:
+    on_gpu = Hardware(Device.CUDA, None, (0,), 1, frozenset(), 1, 1, (Gpu(0),))
+    env = baseline_environment(on_gpu, {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+    assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("1", "PCI_BUS_ID")
 
 
-@pytest.mark.parametrize(
-    ("config", "hardware", "dtype"),
-    [
-        (None, CPU, "bfloat16"),
-        (None, gpu(7), "float16"),
-        (None, gpu(8), "auto"),
-        (ServerConfig(dtype="half"), gpu(8), "float16"),
-        (ServerConfig(dtype="float32"), CPU, "float32"),
-    ],
-)
-def test_it_computes_in_the_servers_number_format(config: ServerConfig | None, hardware: Hardware, dtype: str) -> None:
-    assert baseline_dtype(config, hardware) == dtype
+# A model that brings its own code; running it leaves a file behind.
+CUSTOM_CONFIG = {
+    "model_type": "lab-custom",
+    "auto_map": {"AutoConfig": "custom.CustomConfig", "AutoModelForCausalLM": "custom.CustomModel"},
+}
+
+
+@pytest.mark.slow
+def test_a_models_own_code_is_refused_and_never_asked_about(tmp_path: Path) -> None:
+    """Asking would read the answer from the pipe of the commands."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CUSTOM_CONFIG))
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "custom.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with (
+        HfBaseline(folder, detect_hardware(Settings(tmp_path)), tmp_path / "logs") as child,
+        pytest.raises(BaselineError, match="can't run this model") as caught,
+    ):
+        child.load()
+    assert caught.value.remedy
+    assert not (tmp_path / "ran").exists()
+    assert "[y/N]" not in child.log_path.read_text()
 
 
 @pytest.mark.slow
@@ -154,4 +168,5 @@ def test_the_real_child_generates_exactly_what_is_asked(tmp_path: Path) -> None:
     assert trace.text == batch.traces[0].text and len(trace.text) > 10
     assert len(batch.traces) == 3 and batch.steps == 12
     assert list(trace.chunk_times_s) == sorted(trace.chunk_times_s) and alone.wall_s >= trace.chunk_times_s[-1]
-    assert (alone.peak_memory_bytes or 0) > (source.weights_bytes or 0)
+    assert loaded.weights_bytes is not None and source.weights_bytes is not None
+    assert loaded.weights_bytes < (alone.memory_bytes or 0) <= (batch.peak_memory_bytes or 0)

@@ -110,9 +110,9 @@ def test_the_longest_sequence_is_what_vllm_takes_for_it(config: dict[str, Any], 
 
 
 @pytest.mark.parametrize("length", [0, -1, "2048", True, 1.5])
-def test_a_length_that_is_none_is_refused(length: Any) -> None:
-    with pytest.raises(ConfigError, match="max_position_embeddings"):
-        max_length({"max_position_embeddings": length})
+def test_a_length_that_is_none_says_nothing(length: Any) -> None:
+    assert max_length({"max_position_embeddings": length}) is None
+    assert max_length({"max_position_embeddings": length, "n_positions": 1024}) == 1024
 
 
 @given(

@@ -16,6 +16,7 @@ from engine.environment import Gpu, Hardware
 from engine.errors import ConfigError, ModelUnusable
 from engine.kv.capacity import ModelShape
 from engine.models import ModelOrigin, ModelSource
+from engine.server import command
 from engine.server.command import (
     GIB,
     Launch,
@@ -24,6 +25,7 @@ from engine.server.command import (
     cpu_thread_environment,
     installed_options,
     kv_space_gib,
+    resolved_dtype,
     uses_eager,
 )
 
@@ -76,7 +78,8 @@ def source(tmp_path: Path) -> ModelSource:
 @pytest.fixture
 def build(source: ModelSource) -> Any:
     def build(config: ServerConfig | None = None, hardware: Hardware = CPU, **kwargs: Any) -> Launch:
-        kwargs = {"port": 8123, "api_key": KEY, "options": EXTRAS, "python": "/venv/bin/python"} | kwargs
+        given = {"port": 8123, "api_key": KEY, "options": EXTRAS, "python": "/venv/bin/python"}
+        kwargs = given | {"built_for": hardware.device} | kwargs
         return build_launch(config or ServerConfig(), hardware, source, **kwargs)
 
     return build
@@ -94,11 +97,11 @@ def value_of(launch: Launch, flag: str) -> str | None:
     ("hardware", "dtype", "backend", "eager"),
     [
         (CPU, "bfloat16", None, True),
-        (T4, "half", "TRITON_ATTN", False),
-        (A100, "auto", None, False),
-        (TWO_A100, "auto", None, False),
-        (MIXED, "half", "TRITON_ATTN", False),
-        (UNKNOWN, "auto", None, False),
+        (T4, "float16", "TRITON_ATTN", False),
+        (A100, "bfloat16", None, False),
+        (TWO_A100, "bfloat16", None, False),
+        (MIXED, "float16", "TRITON_ATTN", False),
+        (UNKNOWN, "bfloat16", None, False),
     ],
     ids=ALL_HARDWARE,
 )
@@ -120,6 +123,40 @@ def test_what_is_chosen_wins_over_the_hardware(build: Any, hardware: Hardware, e
     assert value_of(launch, "--dtype") == "float32"
     assert value_of(launch, "--attention-backend") == "FLEX_ATTENTION"
     assert ("--enforce-eager" in launch.argv) is eager
+
+
+GEMMA = {"model_type": "gemma2", "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "hardware", "model", "dtype"),
+    [
+        ("auto", CPU, {"dtype": "float16"}, "bfloat16"),
+        ("auto", A100, {"dtype": "bfloat16"}, "bfloat16"),
+        ("auto", A100, {"torch_dtype": "float16"}, "float16"),
+        ("auto", A100, {"torch_dtype": "torch.float16"}, "float16"),
+        ("auto", A100, {"text_config": {"dtype": "float16"}}, "float16"),
+        ("auto", A100, {"dtype": "float32"}, "bfloat16"),
+        ("auto", A100, {"dtype": None}, "bfloat16"),
+        ("auto", A100, {}, "bfloat16"),
+        ("auto", A100, GEMMA | {"dtype": "float16"}, "bfloat16"),
+        ("auto", T4, {"dtype": "bfloat16"}, "float16"),
+        ("auto", T4, {"dtype": "float32"}, "float16"),
+        ("auto", T4, GEMMA, "float32"),
+        ("half", CPU, {}, "float16"),
+        ("half", A100, {}, "float16"),
+        ("bfloat16", A100, {"dtype": "float16"}, "bfloat16"),
+        ("float32", T4, {}, "float32"),
+    ],
+)
+def test_the_number_format_is_always_named(
+    build: Any, source: ModelSource, chosen: str, hardware: Hardware, model: dict[str, Any], dtype: str
+) -> None:
+    """As vLLM would decide it, so that Hugging Face can be given the same."""
+    (source.path / "config.json").write_text(json.dumps(SMOLLM2 | model))
+    config = ServerConfig(dtype=chosen)
+    assert resolved_dtype(config, hardware, source) == dtype
+    assert value_of(build(config, hardware), "--dtype") == dtype
 
 
 def test_every_choice_has_its_flag(build: Any, source: ModelSource) -> None:
@@ -231,6 +268,66 @@ def test_an_fp8_cache_is_refused_on_an_old_gpu_only(build: Any) -> None:
     assert value_of(build(config, A100), "--kv-cache-dtype") == "fp8_e4m3"
 
 
+# -- what can't start is refused before it is tried
+
+
+@pytest.mark.parametrize("hardware", [CPU, T4], ids=["cpu", "gpu"])
+def test_more_tokens_than_the_model_takes_are_refused(build: Any, hardware: Hardware) -> None:
+    assert value_of(build(ServerConfig(max_model_len=8192), hardware), "--max-model-len") == "8192"
+    with pytest.raises(ConfigError, match="max_model_len is 8,193, and this model takes at most 8,192") as caught:
+        build(ServerConfig(max_model_len=8193), hardware)
+    assert caught.value.remedy == "Set max_model_len to 8192 or less."
+
+
+def test_a_model_that_does_not_say_how_much_it_takes_may_get_any_length(build: Any, source: ModelSource) -> None:
+    (source.path / "config.json").write_text(json.dumps(SMOLLM2 | {"max_position_embeddings": None}))
+    assert value_of(build(ServerConfig(max_model_len=9000)), "--max-model-len") == "9000"
+
+
+def test_a_cpu_without_avx2_is_refused_and_one_that_says_nothing_is_tried(build: Any) -> None:
+    old = dataclasses.replace(CPU, cpu_flags=frozenset({"sse4_2", "avx"}))
+    with pytest.raises(ConfigError, match="needs AVX2") as caught:
+        build(hardware=old)
+    assert "A CPU" in caught.value.cause and caught.value.remedy
+    assert build(hardware=dataclasses.replace(CPU, cpu_flags=frozenset())).argv
+    assert build(hardware=dataclasses.replace(T4, cpu_flags=frozenset({"sse4_2"}))).argv
+
+
+@pytest.mark.parametrize(
+    ("hardware", "built_for", "words"),
+    [(CPU, Device.CUDA, "for an NVIDIA GPU, but is to run on the CPU"), (T4, Device.CPU, "without a GPU, but")],
+)
+def test_a_vllm_that_is_built_for_another_device_is_refused(
+    build: Any, hardware: Hardware, built_for: Device, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        build(hardware=hardware, built_for=built_for)
+    assert "make setup" in caught.value.remedy
+
+
+def test_the_installed_vllm_is_looked_at_where_none_is_given(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for built, wrong, right in ((Device.CUDA, CPU, T4), (Device.CPU, T4, CPU)):
+        monkeypatch.setattr(command, "installed_vllm", lambda built=built: built)
+        assert build(hardware=right, built_for=None).argv
+        with pytest.raises(ConfigError, match="is built for"):
+            build(hardware=wrong, built_for=None)
+    monkeypatch.setattr(command, "installed_vllm", lambda: None)
+    assert build(built_for=None).argv
+
+
+def test_bfloat16_is_refused_on_an_old_gpu(build: Any) -> None:
+    with pytest.raises(ConfigError, match="bfloat16") as caught:
+        build(ServerConfig(dtype="bfloat16"), T4)
+    assert "auto" in caught.value.remedy
+
+
+def test_float16_is_refused_for_models_whose_numbers_overflow(build: Any, source: ModelSource) -> None:
+    (source.path / "config.json").write_text(json.dumps(SMOLLM2 | GEMMA))
+    with pytest.raises(ConfigError, match="gemma2") as caught:
+        build(ServerConfig(dtype="half"), A100)
+    assert "auto" in caught.value.remedy
+
+
 # -- the CPU's KV cache
 
 
@@ -245,7 +342,9 @@ def test_an_fp8_cache_is_refused_on_an_old_gpu_only(build: Any) -> None:
         (ServerConfig(max_model_len=100, max_num_seqs=400, block_size=32), 16, 2),
         (ServerConfig(max_model_len=129, max_num_seqs=182), 16, 1),  # 182 x 256 tokens: just below 1 GiB
         (ServerConfig(max_model_len=129, max_num_seqs=183), 16, 2),
-        (ServerConfig(kv_cache_gib=5), 1, 5),
+        (ServerConfig(max_model_len=2048, max_num_seqs=32), 1.9, 1),  # the GiB that is there
+        (ServerConfig(max_model_len=2048, max_num_seqs=32), 1, 1),
+        (ServerConfig(max_model_len=2048, max_num_seqs=1), 4, 1),
     ],
 )
 def test_the_kv_space_holds_every_sequence_within_half_of_the_free_memory(
@@ -258,20 +357,27 @@ def test_a_request_that_does_not_fit_into_memory_is_refused() -> None:
     large = ModelShape(layers=80, kv_heads=8, head_size=128)
     with pytest.raises(ConfigError, match="10.0 GiB of KV cache") as caught:
         kv_space_gib(ServerConfig(max_model_len=32768), machine(free_gib=16), large)
-    assert "8 GiB can be spared of the 16.0 GiB" in caught.value.cause
+    assert "which may take 8 GiB of the 16.0 GiB of memory that are free" in caught.value.cause
     assert "max_model_len" in caught.value.remedy
     assert kv_space_gib(ServerConfig(max_model_len=32768), machine(free_gib=20), large) == 10
 
 
-def test_less_than_one_gib_to_spare_is_refused(build: Any) -> None:
-    with pytest.raises(ConfigError, match="0 GiB can be spared"):
-        build(hardware=machine(free_gib=1.5))
+def test_less_than_one_free_gib_is_refused(build: Any) -> None:
+    with pytest.raises(ConfigError, match="at least 1 GiB, and only 512 MiB of memory are free") as caught:
+        build(hardware=machine(free_gib=0.5))
+    assert caught.value.remedy
+    assert build(hardware=machine(free_gib=1)).env["VLLM_CPU_KVCACHE_SPACE"] == "1"
 
 
-def test_a_model_without_a_config_is_refused_on_a_cpu(source: ModelSource) -> None:
+def test_a_chosen_size_of_the_kv_cache_is_not_weighed(build: Any) -> None:
+    assert build(ServerConfig(kv_cache_gib=5), machine(free_gib=0.5)).env["VLLM_CPU_KVCACHE_SPACE"] == "5"
+
+
+@pytest.mark.parametrize("hardware", [CPU, T4], ids=["cpu", "gpu"])
+def test_a_model_without_a_config_is_refused(build: Any, source: ModelSource, hardware: Hardware) -> None:
     (source.path / "config.json").unlink()
     with pytest.raises(ModelUnusable):
-        build_launch(ServerConfig(), CPU, source, port=8000, api_key=KEY, options=EXTRAS)
+        build(hardware=hardware)
 
 
 def test_a_float32_cache_is_twice_as_large(build: Any) -> None:
@@ -301,6 +407,13 @@ def test_a_gpu_server_needs_no_compiler_and_keeps_its_gpus(build: Any) -> None:
     env = build(hardware=T4).env
     assert env["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
     assert not {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "VLLM_CPU_KVCACHE_SPACE"} & set(env)
+    assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_the_gpus_that_were_chosen_for_the_app_are_the_servers(build: Any) -> None:
+    chosen = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    env = build(hardware=T4).full_env(chosen)
+    assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("1", "PCI_BUS_ID")
 
 
 @pytest.mark.parametrize("hardware", [CPU, T4], ids=["cpu", "gpu"])
@@ -362,7 +475,7 @@ def test_the_shown_line_is_the_same_command_in_a_shell(build: Any, source: Model
     assert " " in str(source.path)
 
 
-# -- pure, and fit for the installed vLLM
+# -- decided by what is given, and fit for the installed vLLM
 
 
 def test_the_same_inputs_give_the_same_command_whatever_the_environment(

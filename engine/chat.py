@@ -170,8 +170,8 @@ class _LiveTurn:
 class ChatSession:
     """One conversation. Any thread may call any method; one answer streams at a time."""
 
-    def __init__(self, session_id: str) -> None:
-        self.session_id = session_id
+    def __init__(self, before_turn: Callable[[], None] = lambda: None) -> None:
+        self._before_turn = before_turn
         self._lock = threading.Lock()
         self._turns: list[Turn] = []
         self._live: _LiveTurn | None = None
@@ -189,6 +189,7 @@ class ChatSession:
         options = options or ChatOptions()
         if not text.strip():
             raise ConfigError("The message is empty.", "Write something first.")
+        self._before_turn()
         self._reserve()
         try:
             messages = self._messages(text, options)
@@ -289,20 +290,27 @@ class ChatSession:
 class ChatRegistry:
     """The conversations of all viewers, the least recently used dropped beyond ``max_sessions``."""
 
-    def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
-        self._max_sessions = max_sessions
+    def __init__(self, max_sessions: int = MAX_SESSIONS, before_turn: Callable[[], None] = lambda: None) -> None:
+        """``before_turn`` is called before every turn, and what it raises refuses the turn."""
+        self._max_sessions, self._before_turn = max_sessions, before_turn
         self._lock = threading.Lock()
         self._sessions: OrderedDict[str, ChatSession] = OrderedDict()
 
     def get(self, session_id: str) -> ChatSession:
         """The conversation of this id, made on first use."""
         with self._lock:
-            session = self._sessions.pop(session_id, None) or ChatSession(session_id)
+            session = self._sessions.pop(session_id, None) or ChatSession(self._before_turn)
             self._sessions[session_id] = session
             dropped = [self._sessions.popitem(last=False)[1] for _ in range(len(self._sessions) - self._max_sessions)]
         for old in dropped:
             old.stop()
         return session
+
+    def streaming(self) -> bool:
+        """Whether any answer is being written."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+        return any(session.snapshot().streaming for session in sessions)
 
     def close(self) -> None:
         """Stop every running answer."""

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from engine.baseline import HfBaseline, baseline_dtype
+from engine.baseline import HfBaseline
 from engine.client import CompletionRequest, run_concurrently
-from engine.config import DEFAULT_MODEL, Endpoint, Settings
+from engine.config import DEFAULT_MODEL, Endpoint, ServerConfig, Settings
 from engine.environment import Check, Environment, collect, static_checks
 from engine.errors import LabError
 from engine.models import prepare
+from engine.server.command import resolved_dtype
 from engine.server.record import read_record
 
 NAME = "Real generation"
@@ -46,7 +47,7 @@ def run_checks(settings: Settings, *, generate: bool, progress: Callable[[str], 
         progress("One real generation …")
         running = read_record(settings.state_dir)
         if running is not None and running.ready and running.alive:
-            checks += (generation_check(Endpoint(running.base_url, running.model, running.api_key)),)
+            checks += (generation_check(running.endpoint),)
         else:
             checks += (_baseline_check(settings, environment, progress),)
     return Report(checks, environment)
@@ -64,7 +65,7 @@ def generation_check(endpoint: Endpoint) -> Check:
 def _baseline_check(settings: Settings, environment: Environment, progress: Callable[[str], None]) -> Check:
     try:
         source = prepare(DEFAULT_MODEL, settings, progress)
-        dtype = baseline_dtype(None, environment.hardware)
+        dtype = resolved_dtype(ServerConfig(), environment.hardware, source)
         with HfBaseline(source.path, environment.hardware, settings.logs_dir, dtype) as baseline:
             baseline.load()
             done = baseline.generate([PROMPT_IDS], TOKENS)

@@ -11,16 +11,19 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
 from engine.config import DTYPES, CompareConfig, ServerConfig, Settings
-from engine.errors import ConfigError, LabError
+from engine.errors import ConfigError, LabError, ServerFailed
+from engine.server.processes import start_ticks
 from engine.services import LabServices, open_beside, owner_lock
 
 Answer = tuple[dict[str, Any], bool]
+OWNER_ENDS_S = 60.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -97,7 +100,8 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> Answer:
     services, _ = open_beside(settings)
     with _closing(services):
         if arguments.base_url:
-            services.supervisor.attach(arguments.base_url, arguments.api_key or os.environ.get("OPENAI_API_KEY"))
+            _attach(services, arguments)
+        _require_model(services, arguments.model)
         server = ServerConfig(model=arguments.model) if arguments.model else None
         results = services.compare.run_blocking(config, server, progress=_say)
         return results.to_dict(), True
@@ -109,13 +113,11 @@ def _chat(arguments: argparse.Namespace, settings: Settings) -> Answer:
     services, _ = open_beside(settings)
     with _closing(services):
         if arguments.base_url:
-            services.supervisor.attach(arguments.base_url, arguments.api_key or os.environ.get("OPENAI_API_KEY"))
+            _attach(services, arguments)
         elif not services.supervisor.snapshot().ready:
             services.supervisor.start(ServerConfig(model=arguments.model or ServerConfig.model))
             _wait_ready(services)
-        served = services.supervisor.endpoint().model
-        if arguments.model and arguments.model != served:
-            raise ConfigError(f"The running server serves {served}.", "Leave --model out, or stop that server first.")
+        _require_model(services, arguments.model)
         session = services.chats.get("command-line")
         options = ChatOptions(
             system=arguments.system, temperature=arguments.temperature, max_tokens=arguments.max_tokens
@@ -159,23 +161,36 @@ def _stop(arguments: argparse.Namespace, settings: Settings) -> Answer:
         ended = end_leftover(settings.state_dir)
         lock.release()
         return {"found": bool(ended), "ended_processes": ended, "owner": None}, True
-    holder = (lock.holder() or {}).get("pid")
-    running = read_record(settings.state_dir)
+    noted = lock.holder() or {}
+    holder, running = noted.get("pid"), read_record(settings.state_dir)
     if not arguments.owner or not isinstance(holder, int):
         raise ConfigError(
             f"vLLM Lab (process {holder}) is open and owns {running.base_url if running else 'no server'}.",
             "Nothing is left over. Stop it there, or end it from here: python -m engine stop --owner.",
         )
-    try:
-        os.kill(holder, signal.SIGTERM)
-    except ProcessLookupError:
-        pass  # it ended by itself just now
-    except PermissionError as error:
-        raise ConfigError(f"Process {holder} belongs to another user.", "Ask them to end their lab.") from error
-    lock.acquire(blocking=True)
+    _end_owner(holder, noted.get("ticks"))
+    deadline = time.monotonic() + OWNER_ENDS_S
+    while not lock.acquire():
+        if time.monotonic() > deadline:
+            raise ServerFailed(
+                f"vLLM Lab (process {holder}) did not end within {OWNER_ENDS_S:.0f} s.", "End it by hand."
+            )
+        time.sleep(0.1)
     ended = end_leftover(settings.state_dir)
     lock.release()
     return {"found": True, "ended_processes": ended, "owner": holder}, True
+
+
+def _end_owner(pid: int, ticks: object) -> None:
+    """SIGTERM, if the process is still the one that took the data folder: numbers are used again."""
+    if start_ticks(pid) != ticks:
+        raise ConfigError(f"Process {pid} isn't the vLLM Lab that owns the data folder.", "End that one by hand.")
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # it ended by itself just now
+    except PermissionError as error:
+        raise ConfigError(f"Process {pid} belongs to another user.", "Ask them to end their lab.") from error
 
 
 # -- helpers
@@ -190,6 +205,20 @@ def _printed_command(config: ServerConfig, settings: Settings) -> dict[str, Any]
     launch = build_launch(config, detect_hardware(settings), source, port=config.port or 8000, api_key="…")
     variables = {name: "…" if name == "VLLM_API_KEY" else value for name, value in launch.env.items()}
     return {"argv": list(launch.argv), "env": variables, "command": launch.shell_line(), "model": source.to_dict()}
+
+
+def _attach(services: LabServices, arguments: argparse.Namespace) -> None:
+    key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
+    services.supervisor.attach(arguments.base_url, key, arguments.model)
+
+
+def _require_model(services: LabServices, model: str | None) -> None:
+    """Never silently another model than the one that was asked for."""
+    current = services.supervisor.snapshot()
+    if model and current.ready and current.endpoint and current.endpoint.model != model:
+        raise ConfigError(
+            f"The running server serves {current.endpoint.model}.", "Leave --model out, or stop that server first."
+        )
 
 
 def _server_config(arguments: argparse.Namespace) -> ServerConfig:

@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.baseline import HfBaseline, Loaded, baseline_dtype
+from engine.baseline import HfBaseline, Loaded
 from engine.client import CompletionRequest, run_concurrently, tokenize
 from engine.compare_board import Board
 from engine.compare_results import (
@@ -29,33 +29,54 @@ from engine.compare_results import (
 )
 from engine.config import CompareConfig, Device, Endpoint, ServerConfig, Settings
 from engine.environment import Hardware, collect, detect_hardware
-from engine.errors import AlreadyRunning, BaselineError, ConfigError, LabError, ServerError
+from engine.errors import AlreadyRunning, ConfigError, LabError, RequestRejected, ServerFailed
 from engine.models import ModelSource, find_ready, prepare
-from engine.server.command import uses_eager
-from engine.server.processes import group_members, peak_resident_bytes
+from engine.server.command import resolved_dtype, uses_eager
+from engine.server.processes import group_members, proportional_bytes
 from engine.server.supervisor import Supervisor
 from engine.store import RunStore, new_run
 from engine.telemetry.prometheus import scrape
 
-Prompts = list[list[int]]
-Plan = dict[int, list[Prompts]]
-Tokenize = Callable[[str], list[int]]
+Prompt = list[int] | str
+Plan = dict[int, list[list[Prompt]]]
+IdsOf = Callable[[str], list[int]]
 POLL_S = 0.3
+NOT_FOUND = 404
+RESERVED = "A comparison is being measured."
 BOTH_FIT_FACTOR, BOTH_FIT_EXTRA = 1.3, int(1.5 * 1024**3)
 APART_NOTE = "Both engines do not fit into memory together: the server was stopped while Hugging Face ran."
+ATTACHED_NOTE = "The server is not the lab's own: its weights, dtype, threads and mode are not known here."
+LOCAL_WEIGHTS_NOTE = "Hugging Face ran the weights that are on this machine under the served model's name."
 
 
 class _Cancelled(Exception):
     pass
 
 
+@dataclass
+class _Subject:
+    """What is measured; a run is saved with this, not with what the lab happens to hold at the end."""
+
+    source: ModelSource | None = None
+    server: ServerConfig | None = None
+    commands: dict[str, str] = field(default_factory=dict)
+
+
 class CompareRunner:
     """One comparison at a time, on its own thread; the result is saved as a run."""
 
-    def __init__(self, settings: Settings, supervisor: Supervisor, store: RunStore) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        supervisor: Supervisor,
+        store: RunStore,
+        is_chatting: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._settings, self._supervisor, self._store = settings, supervisor, store
+        self._is_chatting = is_chatting
         self._lock = threading.Lock()
         self._board = Board()
+        self._subject = _Subject()
         self._cancel = threading.Event()
         self._thread: threading.Thread | None = None
         self._baseline: HfBaseline | None = None
@@ -63,13 +84,19 @@ class CompareRunner:
     def snapshot(self) -> CompareSnapshot:
         return self._board.snapshot()
 
+    def require_idle(self) -> None:
+        """Raises AlreadyRunning while something is measured."""
+        if self._board.snapshot().running:
+            raise AlreadyRunning(RESERVED, "Wait until it is over, or cancel it.")
+
     def start(self, config: CompareConfig, server: ServerConfig | None = None) -> None:
         """Begin and return; raises AlreadyRunning. ``server`` is what to start where none runs."""
         with self._lock:
-            if self._board.snapshot().running:
-                raise AlreadyRunning("A comparison runs already.", "Wait for it, or cancel it.")
+            self.require_idle()
+            if self._is_chatting():
+                raise AlreadyRunning("A chat answer is being written.", "Wait for it, or stop it.")
             self._cancel.clear()
-            self._board = Board(config, _repeats_in_all(config))
+            self._board, self._subject = Board(config, _repeats_in_all(config)), _Subject()
             self._thread = threading.Thread(target=self._run, args=(config, server), name="compare", daemon=True)
             self._thread.start()
 
@@ -100,8 +127,8 @@ class CompareRunner:
                 progress(message)
                 last = message
         ended = self.snapshot()
-        if ended.state != CompareState.DONE or ended.results is None:
-            raise BaselineError(ended.error or "The comparison was cancelled.", ended.remedy)
+        if ended.state != CompareState.DONE or ended.results is None or ended.error:
+            raise LabError(ended.error or "The comparison was cancelled.", ended.remedy)
         return ended.results
 
     # -- on the runner's thread
@@ -109,7 +136,8 @@ class CompareRunner:
     def _run(self, config: CompareConfig, server: ServerConfig | None) -> None:
         state, error, remedy = CompareState.DONE, None, ""
         try:
-            self._measure(config, server)
+            with self._supervisor.reserved(RESERVED):
+                self._measure(config, server)
         except _Cancelled:
             state = CompareState.CANCELLED
         except LabError as problem:
@@ -121,97 +149,114 @@ class CompareRunner:
         run_id = None
         try:
             run_id = self._save(config, state, error)
-        except LabError as problem:
-            error, remedy = error or problem.cause, remedy or problem.remedy
+        except Exception as problem:
+            words = (problem.cause, problem.remedy) if isinstance(problem, LabError) else (str(problem), "")
+            error, remedy = (error, remedy) if error else words
         self._board.finish(state, error=error, remedy=remedy, run_id=run_id)
 
     def _measure(self, config: CompareConfig, server: ServerConfig | None) -> None:
-        hardware = detect_hardware(self._settings)
         if "vllm" not in config.engines:
-            served = server or self._supervisor.snapshot().config or ServerConfig()
-            source = prepare(served.model, self._settings, self._say, self._check_cancel)
-            self._describe(hardware, source, served)
-            self._measure_hf(config, hardware, source, served, None)
+            self._measure_hf_alone(config, server)
             return
         with self._server(server):
             current = self._supervisor.snapshot()
             served = current.config or ServerConfig()
-            weights = self._weights() if "hf" in config.engines else current.source
-            self._describe(hardware, weights, served)
+            self._subject.server = current.config
+            self._subject.source = self._weights() if "hf" in config.engines else current.source
+            self._describe(current.endpoint)
             plan = self._plan_by_server(config)
-            if "hf" in config.engines and weights is not None:
-                with self._room_for_both(hardware, weights, served):
-                    self._measure_hf(config, hardware, weights, served, plan)
+            if self._subject.source is not None and "hf" in config.engines:
+                with self._room_for_both(self._subject.source, served):
+                    plan = self._measure_hf(config, self._subject.source, served, plan)
+            assert plan is not None
             if config.eager_against_graphs and not current.attached:
-                self._measure_both_modes(config, hardware, served, plan)
+                self._measure_both_modes(config, served, plan)
             else:
                 self._measure_vllm(config, "vllm", plan)
 
-    def _describe(self, hardware: Hardware, source: ModelSource | None, served: ServerConfig) -> None:
-        """What both engines have in common."""
-        cpu = hardware.device == Device.CPU
-        context = {
-            "model": source.model_id if source else self._supervisor.endpoint().model,
-            "weights": source.detail if source else None,
-            "dtype": baseline_dtype(served, hardware) if source else None,
-            "device": str(hardware.device),
-            "threads": len(hardware.cpu_ids) if cpu else None,
-            "vllm_eager": uses_eager(served, hardware) if source else None,
-        }
+    def _measure_hf_alone(self, config: CompareConfig, server: ServerConfig | None) -> None:
+        served = server or self._supervisor.snapshot().config or ServerConfig()
+        self._subject.source = prepare(served.model, self._settings, self._say, self._check_cancel)
+        self._describe(None)
+        self._measure_hf(config, self._subject.source, served, None)
+
+    def _describe(self, endpoint: Endpoint | None) -> None:
+        """What is known of what is measured; Hugging Face adds what it really loaded."""
+        source, server = self._subject.source, self._subject.server
+        hardware = detect_hardware(self._settings)
+        context: dict[str, Any] = {"model": source.model_id if source else endpoint and endpoint.model}
+        if endpoint is not None and server is None:
+            self._board.note(ATTACHED_NOTE)
+            if source is not None:
+                self._board.note(LOCAL_WEIGHTS_NOTE)
+        if source is not None:
+            context |= {"weights": source.detail, "device": str(hardware.device)}
+        if server is not None:
+            context |= {"vllm_eager": uses_eager(server, hardware)}
         self._board.change_results(weights_bytes=source.weights_bytes if source else None, context=context)
 
     # -- Hugging Face
 
-    def _measure_hf(
-        self,
-        config: CompareConfig,
-        hardware: Hardware,
-        source: ModelSource,
-        served: ServerConfig,
-        plan: Plan | None,
-    ) -> None:
+    def _measure_hf(self, config: CompareConfig, source: ModelSource, served: ServerConfig, plan: Plan | None) -> Plan:
+        """Measure every shape; returns the plan, which it makes itself where the server could not."""
         self._say("Loading Hugging Face")
         self._board.lane("hf", state=LaneState.LOADING)
-        dtype = baseline_dtype(served, hardware)
+        hardware = detect_hardware(self._settings)
+        dtype = resolved_dtype(served, hardware, source)
         with HfBaseline(source.path, hardware, self._settings.logs_dir, dtype) as baseline:
             self._baseline = baseline
             try:
+                self._check_cancel()
                 loaded = baseline.load()
+                self._note_loaded(loaded)
                 plan = plan or self._plan(config, lambda text: baseline.tokenize(_messages(text)), loaded.max_length)
                 for users, groups in plan.items():
                     for mode in _hf_modes(users, config):
-                        self._measure_hf_mode(config, baseline, loaded, users, mode, groups)
+                        self._measure_hf_mode(config, hardware, baseline, loaded, users, mode, groups)
             finally:
                 self._baseline = None
         self._board.lane("hf", state=LaneState.DONE)
+        return plan
+
+    def _note_loaded(self, loaded: Loaded) -> None:
+        facts = {"dtype": loaded.dtype, "threads": loaded.threads, "hf_attention": loaded.attention}
+        context = dict(self._board.results.context or {}) | facts
+        weights = loaded.weights_bytes or self._board.results.weights_bytes
+        self._board.change_results(weights_bytes=weights, context=context)
 
     def _measure_hf_mode(
         self,
         config: CompareConfig,
+        hardware: Hardware,
         baseline: HfBaseline,
         loaded: Loaded,
         users: int,
         mode: Mode,
-        groups: list[Prompts],
+        groups: list[list[Prompt]],
     ) -> None:
         def on_text(_: int, text: str, at_s: float) -> None:
             if users == 1:
                 self._board.piece("hf", text, at_s)
 
-        repeats, peak = [], None
-        for number, prompts in enumerate(groups):
-            self._check_cancel()
-            self._board.begin_repeat("hf", mode, users, number)
-            batch = mode == Mode.STATIC_BATCH
-            done = baseline.generate(prompts, config.max_tokens, batch=batch, on_text=on_text)
-            peak = done.peak_memory_bytes
-            if number:
-                repeats.append(Repeat.from_traces(done.traces, steps=done.steps))
-        self._board.add("hf", users, mode, repeats, load_s=loaded.load_s, peak_memory_bytes=peak)
+        repeats: list[Repeat] = []
+        memory: int | None = None
+        try:
+            for number, prompts in enumerate(groups):
+                self._check_cancel()
+                self._board.begin_repeat("hf", mode, users, number)
+                ids = [prompt for prompt in prompts if isinstance(prompt, list)]
+                batch = mode == Mode.STATIC_BATCH
+                done = baseline.generate(ids, config.max_tokens, batch=batch, on_text=on_text)
+                memory = done.memory_bytes if hardware.device == Device.CPU else done.peak_memory_bytes
+                if number:
+                    repeats.append(Repeat.from_traces(done.traces, steps=done.steps))
+        finally:
+            self._board.add("hf", users, mode, repeats, load_s=loaded.load_s, memory_bytes=memory)
 
     # -- vLLM
 
-    def _measure_both_modes(self, config: CompareConfig, hardware: Hardware, served: ServerConfig, plan: Plan) -> None:
+    def _measure_both_modes(self, config: CompareConfig, served: ServerConfig, plan: Plan) -> None:
+        hardware = detect_hardware(self._settings)
         try:
             for engine, eager in (("vllm_eager", True), ("vllm", False)):
                 self._say(f"Restarting the server: {ENGINE_LABELS[engine]}")
@@ -223,21 +268,30 @@ class CompareRunner:
                 self._supervisor.restart(served)
 
     def _measure_vllm(self, config: CompareConfig, engine: str, plan: Plan) -> None:
-        endpoint, load_s = self._supervisor.endpoint(), self._supervisor.snapshot().ready_after_s
+        endpoint, current = self._supervisor.endpoint(), self._supervisor.snapshot()
+        self._subject.commands[engine] = current.command
+        cached, asked = 0, 0
         for users, groups in plan.items():
-            repeats = []
-            for number, prompts in enumerate(groups):
-                self._check_cancel()
-                self._board.begin_repeat(engine, Mode.CONCURRENT, users, number)
-                repeat = self._vllm_repeat(endpoint, engine, prompts, config.max_tokens)
-                if number:
-                    repeats.append(repeat)
-            peak = self._server_memory()
-            self._board.add(engine, users, Mode.CONCURRENT, repeats, load_s=load_s, peak_memory_bytes=peak)
+            repeats: list[Repeat] = []
+            try:
+                for number, prompts in enumerate(groups):
+                    self._check_cancel()
+                    self._board.begin_repeat(engine, Mode.CONCURRENT, users, number)
+                    repeat = self._vllm_repeat(endpoint, engine, prompts, config.max_tokens)
+                    if number:
+                        repeats.append(repeat)
+                        cached, asked = cached + (repeat.cached_tokens or 0), asked + (repeat.prompt_tokens or 0)
+            finally:
+                memory = self._server_memory() if repeats else None
+                self._board.add(engine, users, Mode.CONCURRENT, repeats, load_s=current.load_s, memory_bytes=memory)
+        if asked:
+            self._board.note(
+                f"{ENGINE_LABELS[engine]} found {cached:,} of {asked:,} prompt tokens in its prefix cache."
+            )
         self._board.lane(engine, state=LaneState.DONE)
 
-    def _vllm_repeat(self, endpoint: Endpoint, engine: str, prompts: Prompts, new_tokens: int) -> Repeat:
-        requests = [CompletionRequest(prompt=ids, max_tokens=new_tokens, ignore_eos=True) for ids in prompts]
+    def _vllm_repeat(self, endpoint: Endpoint, engine: str, prompts: list[Prompt], new_tokens: int) -> Repeat:
+        requests = [CompletionRequest(prompt=prompt, max_tokens=new_tokens, ignore_eos=True) for prompt in prompts]
         before, began_s = _iterations(endpoint), time.perf_counter()
 
         def on_text(_: int, text: str, now_s: float) -> None:
@@ -248,24 +302,25 @@ class CompareRunner:
         self._check_cancel()
         after = _iterations(endpoint)
         steps = after - before if before is not None and after is not None else None
-        repeat = Repeat.from_traces(traces, steps=steps)
-        if not repeat.ok:
+        try:
+            return Repeat.from_traces(traces, steps=steps)
+        except LabError:
             crash = self._supervisor.snapshot().diagnosis
-            raise ServerError(
-                crash.cause if crash else repeat.error or "A request failed.", crash.remedy if crash else ""
-            )
-        return repeat
+            if crash is not None:
+                raise ServerFailed(crash.cause, crash.remedy) from None
+            raise
 
     # -- the server
 
     @contextmanager
     def _server(self, config: ServerConfig | None) -> Iterator[None]:
         """A server that is ready: the one that runs, else one of our own, stopped again in the end."""
-        mine = not (self._supervisor.snapshot().ready or self._supervisor.snapshot().busy)
-        if mine:
+        mine = False
+        if not (self._supervisor.snapshot().ready or self._supervisor.snapshot().busy):
             self._say("Starting the vLLM server")
             with contextlib.suppress(AlreadyRunning):
                 self._supervisor.start(config or self._supervisor.snapshot().config)
+                mine = True
         try:
             self._await_server()
             yield
@@ -274,9 +329,9 @@ class CompareRunner:
                 self._supervisor.stop(wait=True)
 
     @contextmanager
-    def _room_for_both(self, hardware: Hardware, source: ModelSource, served: ServerConfig) -> Iterator[None]:
+    def _room_for_both(self, source: ModelSource, served: ServerConfig) -> Iterator[None]:
         """Where memory is too small for both engines at once, the server is away meanwhile."""
-        if self._supervisor.snapshot().attached or _both_fit(hardware, source):
+        if self._supervisor.snapshot().attached or _both_fit(detect_hardware(self._settings), source):
             yield
             return
         self._board.note(APART_NOTE)
@@ -316,24 +371,33 @@ class CompareRunner:
         if source is None:
             raise ConfigError(
                 "The weights of the attached server's model are not on this machine, so Hugging Face can't run them.",
-                "Compare with the lab's own server.",
+                "Measure vLLM alone, or compare with the lab's own server.",
             )
         return source
 
     def _server_memory(self) -> int | None:
-        """Peak resident memory of the lab's own server, all processes; None on a GPU and for somebody else's."""
+        """Memory of the lab's own server, all processes; None on a GPU and for somebody else's."""
         pid = self._supervisor.snapshot().pid
         if pid is None or detect_hardware(self._settings).device != Device.CPU:
             return None
-        return peak_resident_bytes(group_members(pid))
+        return proportional_bytes(group_members(pid))
 
     # -- the prompts
 
-    def _plan_by_server(self, config: CompareConfig) -> Plan:
+    def _plan_by_server(self, config: CompareConfig) -> Plan | None:
+        """The server's own token ids for both engines. Where it can't tell them, Hugging Face does (None), or the
+        server gets text."""
         endpoint = self._supervisor.endpoint()
-        return self._plan(config, lambda text: tokenize(endpoint, messages=_messages(text)), endpoint.max_model_len)
+        try:
+            return self._plan(config, lambda text: tokenize(endpoint, messages=_messages(text)), endpoint.max_model_len)
+        except RequestRejected as error:
+            if error.status != NOT_FOUND:
+                raise
+        if "hf" in config.engines:
+            return None
+        return _groups(config, lambda: _with_nonce(config.prompt))
 
-    def _plan(self, config: CompareConfig, ids_of: Tokenize, max_length: int | None) -> Plan:
+    def _plan(self, config: CompareConfig, ids_of: IdsOf, max_length: int | None) -> Plan:
         """For every number of users: one list of prompts to warm up, then one for each repeat. All of one length."""
         self._say("Preparing the prompts")
         length = len(ids_of(_with_nonce(config.prompt)))
@@ -343,11 +407,11 @@ class CompareRunner:
                 "Shorten the prompt, lower max_tokens, or raise max_model_len.",
             )
 
-        def prompts(users: int) -> Prompts:
+        def one() -> Prompt:
             self._check_cancel()
-            return [_ids_of_length(ids_of, config.prompt, length) for _ in range(users)]
+            return _ids_of_length(ids_of, config.prompt, length)
 
-        return {users: [prompts(users) for _ in range(config.repeats + 1)] for users in sorted({1, *config.users})}
+        return _groups(config, one)
 
     # -- small things
 
@@ -360,29 +424,23 @@ class CompareRunner:
             raise _Cancelled
 
     def _save(self, config: CompareConfig, state: CompareState, error: str | None) -> str | None:
-        results = self._board.results
+        results, subject = self._board.results, self._subject
         if results.empty:
             return None
-        snapshot = self._supervisor.snapshot()
         title = "HF vs vLLM" if results.ratio is None else f"HF vs vLLM: {results.ratio:.2f}×"
         run = new_run(
             "compare",
             title,
             state.value,
             duration_s=time.monotonic() - self._board.began_s,
-            config=config.to_dict() | {"server": snapshot.config.to_dict() if snapshot.config else None},
+            config=config.to_dict() | {"server": subject.server.to_dict() if subject.server else None},
             environment=collect(self._settings).to_dict(),
-            model=snapshot.source.to_dict() if snapshot.source else _model_of(results),
-            command=snapshot.command,
+            model=subject.source.to_dict() if subject.source else {"model_id": (results.context or {}).get("model")},
+            command="\n".join(command for command in subject.commands.values() if command),
             results=results.to_dict() | ({"error": error} if error else {}),
         )
         self._store.add(run)
         return run.id
-
-
-def _model_of(results: CompareResults) -> dict[str, Any]:
-    context = results.context or {}
-    return {"model_id": context.get("model"), "detail": context.get("weights")}
 
 
 def _messages(text: str) -> list[dict[str, Any]]:
@@ -394,13 +452,20 @@ def _with_nonce(prompt: str) -> str:
     return f"[{1_000_000 + secrets.randbelow(9_000_000)}] {prompt}"
 
 
-def _ids_of_length(ids_of: Tokenize, prompt: str, length: int) -> list[int]:
+def _ids_of_length(ids_of: IdsOf, prompt: str, length: int) -> list[int]:
     """Prompts of one length only: a static batch then needs no padding. Tokenisers may split numbers unevenly."""
     for _ in range(100):
         ids = ids_of(_with_nonce(prompt))
         if len(ids) == length:
             return ids
     raise ConfigError("No prompts of equal length could be made for this tokeniser.", "Change the prompt a little.")
+
+
+def _groups(config: CompareConfig, one: Callable[[], Prompt]) -> Plan:
+    return {
+        users: [[one() for _ in range(users)] for _ in range(config.repeats + 1)]
+        for users in sorted({1, *config.users})
+    }
 
 
 def _hf_modes(users: int, config: CompareConfig) -> list[Mode]:

@@ -24,7 +24,7 @@ from engine.compare_results import (
 )
 from engine.config import CompareConfig
 
-NONCE_NOTE = "Every prompt begins with a number of its own, so that prefix caching does not flatter vLLM."
+NONCE_NOTE = "Every prompt has a number of its own behind the chat template: no more than that is ever cached."
 
 
 class Board:
@@ -117,15 +117,17 @@ class Board:
         repeats: Sequence[Repeat],
         *,
         load_s: float | None,
-        peak_memory_bytes: int | None,
+        memory_bytes: int | None,
     ) -> None:
-        """Add what one number of users gave; one user is the headline."""
+        """Add what one number of users gave (nothing where no repeat was finished); one user is the headline."""
+        if not repeats:
+            return
         weights = self.results.weights_bytes
         levels = (*self.results.levels, level_result(users, mode, engine, repeats, weights_bytes=weights))
         if users > 1:
             self.change_results(levels=levels)
             return
-        single = engine_result(repeats, load_s=load_s, peak_memory_bytes=peak_memory_bytes, weights_bytes=weights)
+        single = engine_result(repeats, load_s=load_s, memory_bytes=memory_bytes, weights_bytes=weights)
         lane = self._snapshot.lane(engine)
         race = RacePieces(engine, lane.text_pieces if lane else ())
         self.change_results(

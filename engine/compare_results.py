@@ -1,14 +1,14 @@
 """What a comparison of Hugging Face and vLLM found: frozen values, and how they follow from the traces.
 
 Both engines are measured as the same kind of traces and summed up by the same function. Medians are over
-the repeats that finished; a repeat that failed is kept with its reason and is in no number.
+the repeats that were measured; a failure ends a comparison.
 ``…_bytes_per_token`` are computed, not measured: weights × forward passes / output tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self
 
@@ -54,9 +54,10 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class Repeat:
-    """One measured repeat. Times from the first send; ``error`` says why it does not count.
+    """One measured repeat. Times from the first send.
 
-    ``steps`` are forward passes of the whole model, None where they are not known.
+    ``steps`` are forward passes of the whole model, None where they are not known. ``cached_tokens`` of
+    the ``prompt_tokens`` came from the prefix cache.
     """
 
     generate_s: float | None = None
@@ -65,14 +66,15 @@ class Repeat:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     steps: int | None = None
-    error: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
 
     @classmethod
     def from_traces(cls, traces: Sequence[RequestTrace], steps: int | None = None) -> Self:
-        """Sum up one repeat; a single request that failed makes the whole repeat a failure."""
-        failures = [failure for trace in traces if (failure := trace.failure()) is not None]
-        if failures or not traces:
-            return cls(error=_reason(failures, len(traces)))
+        """Sum up one repeat; raises the error of the first request that failed."""
+        for trace in traces:
+            if (failure := trace.failure()) is not None:
+                raise failure
         summary = summarize(traces)
         return cls(
             generate_s=summary.wall_s,
@@ -81,20 +83,18 @@ class Repeat:
             ttft_ms=summary.ttft_ms.p50 if summary.ttft_ms else None,
             tpot_ms=summary.tpot_ms.p50 if summary.tpot_ms else None,
             steps=steps,
+            prompt_tokens=_sum(trace.prompt_tokens for trace in traces),
+            cached_tokens=_sum(trace.cached_tokens for trace in traces),
         )
-
-    @property
-    def ok(self) -> bool:
-        return self.error is None
 
 
 @dataclass(frozen=True)
 class EngineResult:
-    """One engine answering one request: medians over the repeats that finished.
+    """One engine answering one request: medians over the repeats.
 
-    ``load_s``: process start → ready to answer; None where somebody else started it.
-    ``spread`` is the lowest and highest throughput. ``peak_memory_bytes`` is the process's own
-    memory: RAM on a CPU, GPU memory on a GPU.
+    ``load_s``: process start → ready to answer; None where somebody else started it. ``spread`` is the
+    lowest and highest throughput. ``memory_bytes``: on a CPU what all processes of the engine occupy after the
+    last repeat (PSS, for vLLM with its KV cache), on a GPU what torch had allocated at most (HF; None for vLLM).
     """
 
     load_s: float | None = None
@@ -104,7 +104,7 @@ class EngineResult:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     spread: tuple[float, float] | None = None
-    peak_memory_bytes: int | None = None
+    memory_bytes: int | None = None
     weights_bytes_per_token: float | None = None
     repeats: tuple[Repeat, ...] = ()
 
@@ -120,7 +120,7 @@ class EngineResult:
 
 @dataclass(frozen=True)
 class Level:
-    """``users`` prompts given to one engine in one way. Medians over the repeats that finished.
+    """``users`` prompts given to one engine in one way. Medians over the repeats.
 
     ``steps`` are forward passes for all prompts together; ``weights_bytes_per_token`` is computed.
     """
@@ -136,10 +136,6 @@ class Level:
     steps: int | None = None
     weights_bytes_per_token: float | None = None
     repeats: tuple[Repeat, ...] = ()
-
-    @property
-    def label(self) -> str:
-        return f"{ENGINE_LABELS.get(self.engine, self.engine)}, {MODE_LABELS[self.mode]}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {
@@ -177,7 +173,7 @@ class CompareResults:
     """Everything measured so far; engines by name: hf, vllm, vllm_eager.
 
     ``notes`` are sentences a reader needs to judge the numbers (nonces, what was stopped, what is missing).
-    ``context`` says what both had in common: model, dtype, device, threads, prompt tokens.
+    ``context`` says what is known of both: model, weights, device, dtype, threads.
     """
 
     engines: Mapping[str, EngineResult]
@@ -264,15 +260,6 @@ class Lane:
     text_pieces: tuple[tuple[float, str], ...] = ()
     elapsed_s: float | None = None
     detail: str = ""
-    error: str | None = None
-
-    @property
-    def text(self) -> str:
-        return "".join(text for _, text in self.text_pieces)
-
-    def text_at(self, seconds: float) -> str:
-        """What could be read ``seconds`` after the start: for showing a finished lane at its measured pace."""
-        return "".join(text for at_s, text in self.text_pieces if at_s <= seconds)
 
 
 @dataclass(frozen=True)
@@ -299,21 +286,20 @@ class CompareSnapshot:
 
 
 def engine_result(
-    repeats: Sequence[Repeat], *, load_s: float | None, peak_memory_bytes: int | None, weights_bytes: int | None
+    repeats: Sequence[Repeat], *, load_s: float | None, memory_bytes: int | None, weights_bytes: int | None
 ) -> EngineResult:
     """Medians of one engine's single requests."""
-    good = [repeat for repeat in repeats if repeat.ok]
-    throughput = median_and_spread(repeat.throughput_tok_s for repeat in good)
-    tokens, steps = _middle(repeat.output_tokens for repeat in good), _middle(repeat.steps for repeat in good)
+    throughput = median_and_spread(repeat.throughput_tok_s for repeat in repeats)
+    tokens, steps = _middle(repeat.output_tokens for repeat in repeats), _middle(repeat.steps for repeat in repeats)
     return EngineResult(
         load_s=load_s,
-        generate_s=_median(repeat.generate_s for repeat in good),
+        generate_s=_median(repeat.generate_s for repeat in repeats),
         output_tokens=tokens,
         throughput_tok_s=throughput.median if throughput else None,
-        ttft_ms=_median(repeat.ttft_ms for repeat in good),
-        tpot_ms=_median(repeat.tpot_ms for repeat in good),
+        ttft_ms=_median(repeat.ttft_ms for repeat in repeats),
+        tpot_ms=_median(repeat.tpot_ms for repeat in repeats),
         spread=_low_high(throughput),
-        peak_memory_bytes=peak_memory_bytes,
+        memory_bytes=memory_bytes,
         weights_bytes_per_token=weights_bytes_per_token(weights_bytes, steps, tokens),
         repeats=tuple(repeats),
     )
@@ -321,7 +307,7 @@ def engine_result(
 
 def level_result(users: int, mode: Mode, engine: str, repeats: Sequence[Repeat], *, weights_bytes: int | None) -> Level:
     """Medians of one number of users with one engine."""
-    one = engine_result(repeats, load_s=None, peak_memory_bytes=None, weights_bytes=weights_bytes)
+    one = engine_result(repeats, load_s=None, memory_bytes=None, weights_bytes=weights_bytes)
     return Level(
         users=users,
         mode=mode,
@@ -331,7 +317,7 @@ def level_result(users: int, mode: Mode, engine: str, repeats: Sequence[Repeat],
         generate_s=one.generate_s,
         output_tokens=one.output_tokens,
         ttft_ms=one.ttft_ms,
-        steps=_middle(repeat.steps for repeat in repeats if repeat.ok),
+        steps=_middle(repeat.steps for repeat in repeats),
         weights_bytes_per_token=one.weights_bytes_per_token,
         repeats=one.repeats,
     )
@@ -344,21 +330,10 @@ def weights_bytes_per_token(weights_bytes: int | None, steps: int | None, output
     return weights_bytes * steps / output_tokens
 
 
-def without_repeats(results: CompareResults) -> CompareResults:
-    """The same numbers without the single repeats, for short output."""
-    return replace(
-        results,
-        engines={name: replace(engine, repeats=()) for name, engine in results.engines.items()},
-        levels=tuple(replace(level, repeats=()) for level in results.levels),
-    )
-
-
-def _reason(failures: Sequence[Exception], requests: int) -> str:
-    if not failures:
-        return "Nothing was sent."
-    if requests == 1:
-        return str(failures[0])
-    return f"{len(failures)} of {requests} requests failed. {failures[0]}"
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """None if one is unknown: a part isn't the sum."""
+    known = list(counts)
+    return None if None in known else sum(count for count in known if count is not None)
 
 
 def _median(values: Iterable[float | None]) -> float | None:

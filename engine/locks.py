@@ -10,14 +10,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from engine.errors import ConfigError
+from engine.server.processes import start_ticks
 
 
 class FileLock:
-    """An exclusive flock on ``path``. ``info`` is written into the file for others to read."""
+    """An exclusive flock on ``path``; the holder's pid and start time are in the file for others to read."""
 
-    def __init__(self, path: Path, info: dict[str, Any] | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._info = {"pid": os.getpid(), **(info or {})}
+        self._info = {"pid": os.getpid(), "ticks": start_ticks(os.getpid())}
         self._fd: int | None = None
 
     def acquire(self, *, blocking: bool = False) -> bool:

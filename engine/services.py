@@ -32,6 +32,7 @@ class LabServices:
     def close(self) -> None:
         """Cancel what runs, stop the server (unless it is somebody else's) and free the data folder."""
         self.compare.close()
+        self.chats.close()
         self.supervisor.close()
         if self.lock is not None:
             self.lock.release()
@@ -80,12 +81,15 @@ def _open_owned(settings: Settings, lock: FileLock) -> LabServices:
 def _open(settings: Settings, lock: FileLock | None) -> LabServices:
     store = RunStore(settings.database)
     supervisor = Supervisor(settings, store, owner=lock is not None)
+    # The two ask each other: what is measured must not share the machine with a chat.
+    chats = ChatRegistry(before_turn=lambda: compare.require_idle())
+    compare = CompareRunner(settings, supervisor, store, is_chatting=chats.streaming)
     return LabServices(
         settings=settings,
         environment=collect(settings),
         store=store,
         supervisor=supervisor,
-        compare=CompareRunner(settings, supervisor, store),
-        chats=ChatRegistry(),
+        compare=compare,
+        chats=chats,
         lock=lock,
     )

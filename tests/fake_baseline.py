@@ -54,7 +54,7 @@ def generate(prompts: list[list[int]], new_tokens: int, batch: bool) -> None:
         pieces = [f"w{step} " for step in range(new_tokens)]
         answers += [{"sent_s": sent_s, "times_s": times, "pieces": pieces, "output_tokens": new_tokens} for _ in rows]
     steps = new_tokens * len(calls)
-    emit("generated", wall_s=now_s, steps=steps, answers=answers, peak_memory_bytes=2000)
+    emit("generated", wall_s=now_s, steps=steps, answers=answers, memory_bytes=1500, peak_memory_bytes=2000)
 
 
 def main() -> None:

@@ -22,6 +22,11 @@ def start_ticks(pid: int) -> int | None:
     return None if fields is None or fields[0] == "Z" else int(fields[19])
 
 
+def boot_id() -> str:
+    """Changes with every boot of the machine: start times count from there."""
+    return (PROC / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
+
+
 def group_members(pgid: int) -> list[int]:
     """The living processes of a group, zombies left out."""
     return _living(field=2, value=pgid)
@@ -98,6 +103,16 @@ def peak_resident_bytes(pids: list[int]) -> int | None:
             lines = (PROC / str(pid) / "status").read_text().splitlines()
             peaks += [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]
     return sum(peaks) if peaks else None
+
+
+def proportional_bytes(pids: list[int]) -> int | None:
+    """RAM that processes occupy together now (PSS): what several share is counted once. None where none tells."""
+    sizes = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
+            sizes += [int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")]
+    return sum(sizes) if sizes else None
 
 
 def _stat_fields(pid: int) -> list[str] | None:

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from engine.config import Endpoint
 from engine.errors import ServerFailed
-from engine.server.processes import group_members, is_ours, kill_group
+from engine.server.processes import boot_id, group_members, is_ours, kill_group
 
 FILE_NAME = "server.json"
 
 
 @dataclass(frozen=True)
 class ServerRecord:
-    """``pid`` leads the server's process group since ``ticks`` (clock ticks after boot)."""
+    """``pid`` leads the server's process group since ``ticks`` (clock ticks after the boot ``boot``)."""
 
     pid: int
     ticks: int
@@ -34,6 +34,7 @@ class ServerRecord:
     log_path: str
     max_model_len: int | None = None
     ready_after_s: float | None = None
+    boot: str = field(default_factory=boot_id)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -41,7 +42,7 @@ class ServerRecord:
 
     @property
     def alive(self) -> bool:
-        return is_ours(self.pid, self.ticks)
+        return self.boot == boot_id() and is_ours(self.pid, self.ticks)
 
 
 def write_record(state_dir: Path, record: ServerRecord) -> None:

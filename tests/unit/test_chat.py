@@ -36,7 +36,7 @@ def fake(server: FakeOpenAI) -> FakeOpenAI:
 
 @pytest.fixture
 def chat() -> Iterator[ChatSession]:
-    session = ChatSession("s")
+    session = ChatSession()
     yield session
     session.stop()
     assert session.wait(WAIT_S)
@@ -264,7 +264,7 @@ def test_nobody_listens(chat: ChatSession) -> None:
         port = sock.getsockname()[1]
     with pytest.raises(ServerNotReady):
         chat.send(Endpoint(f"http://127.0.0.1:{port}/v1", "m"), "hi")
-    assert chat.snapshot() == ChatSession("empty").snapshot()
+    assert chat.snapshot() == ChatSession().snapshot()
 
 
 TEMPLATE = json.dumps(
@@ -344,3 +344,23 @@ def test_closing_the_registry_stops_answers(fake: FakeOpenAI) -> None:
     chat.send(fake.endpoint(), "tell")
     registry.close()
     assert chat.snapshot().turns[-1].status == TurnStatus.STOPPED
+
+
+def test_a_turn_can_be_refused_before_it_begins() -> None:
+    def refuse() -> None:
+        raise AlreadyRunning("A comparison is being measured.", "Wait.")
+
+    registry = ChatRegistry(before_turn=refuse)
+    with FakeOpenAI() as fake, pytest.raises(AlreadyRunning, match="measured"):
+        registry.get("a").send(fake.endpoint(), "hi")
+    assert fake.sent == [] and registry.get("a").snapshot().turns == ()
+    assert not registry.streaming()
+
+
+def test_the_registry_knows_whether_anybody_is_being_answered() -> None:
+    registry = ChatRegistry()
+    with FakeOpenAI(Script(tokens=3, end="hang")) as fake:
+        registry.get("a").send(fake.endpoint(), "hi")
+        assert registry.streaming()
+        registry.close()
+        assert not registry.streaming()

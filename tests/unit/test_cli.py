@@ -70,6 +70,7 @@ def model_folder(tmp_path: Path) -> Path:
     folder.mkdir()
     shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "max_position_embeddings": 2048}
     (folder / "config.json").write_text(json.dumps(shape))
+    (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"weights")
     return folder
 

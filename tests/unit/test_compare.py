@@ -15,7 +15,7 @@ from engine.baseline import HfBaseline
 from engine.compare import APART_NOTE, CompareRunner
 from engine.compare_results import CompareResults, CompareSnapshot, CompareState, LaneState, Mode
 from engine.config import CompareConfig
-from engine.errors import AlreadyRunning, BaselineError, LabError
+from engine.errors import AlreadyRunning, LabError, StoreError
 from engine.models import ModelOrigin, ModelSource
 from engine.server.state import Phase, ServerState
 from tests.fake_baseline import TOKEN_S
@@ -64,7 +64,7 @@ def test_both_engines_are_measured_alike_and_the_server_is_stopped_again(lab: La
     assert hf.throughput_tok_s == pytest.approx(1 / TOKEN_S)
     assert len(hf.repeats) == len(vllm.repeats) == CONFIG.repeats
     assert vllm.throughput_tok_s and found.ratio == pytest.approx(vllm.throughput_tok_s * TOKEN_S)
-    assert hf.load_s and vllm.load_s and vllm.peak_memory_bytes
+    assert hf.load_s and vllm.load_s and vllm.memory_bytes
     assert lab.snapshot().state == ServerState.STOPPED
 
 
@@ -138,6 +138,7 @@ def test_the_run_is_saved_with_all_it_takes_to_repeat_it(lab: Lab, runner: Compa
     run = lab.store.get(done.run_id or "")
     assert run is not None
     assert (run.kind, run.status, run.config["prompt"]) == ("compare", "done", CONFIG.prompt)
+    assert run.results["context"]["dtype"] == "bfloat16" and run.results["weights_bytes"] == 1000  # what was loaded
     assert run.config["server"]["model"] and run.command and run.model["origin"] == "local"
     assert run.environment["packages"] and run.duration_s
     assert CompareResults.from_dict(run.results).ratio == results(done).ratio
@@ -219,9 +220,8 @@ def test_the_command_line_gets_the_results_or_the_error(runner: CompareRunner, s
     assert runner.run_blocking(CONFIG, None, said.append).ratio
     assert said
     scripted("--fail-at", "load", "--how", "error")
-    with pytest.raises(LabError) as caught:
+    with pytest.raises(LabError, match="it broke"):
         runner.run_blocking(CONFIG, None, said.append)
-    assert isinstance(caught.value, BaselineError) and "it broke" in caught.value.cause
 
 
 def test_close_ends_what_runs(lab: Lab, runner: CompareRunner, scripted: Scripted) -> None:
@@ -231,3 +231,81 @@ def test_close_ends_what_runs(lab: Lab, runner: CompareRunner, scripted: Scripte
     runner.close()
     assert not runner.snapshot().running
     assert lab.snapshot().state == ServerState.STOPPED
+
+
+def test_nobody_may_touch_the_server_meanwhile(lab: Lab, runner: CompareRunner, scripted: Scripted) -> None:
+    scripted("--fail-at", "generate", "--how", "hang")
+    lab.start_and_wait()
+    runner.start(CONFIG)
+    eventually(lambda: runner.snapshot().lane("hf").state == LaneState.WARMING)  # type: ignore[union-attr]
+    assert lab.snapshot().reserved
+    with pytest.raises(AlreadyRunning, match="measured"):
+        lab.supervisor.stop()
+    runner.cancel()
+    finished(runner)
+    assert lab.snapshot().reserved == "" and lab.snapshot().ready
+    lab.supervisor.stop(wait=True)
+
+
+def test_a_comparison_does_not_start_while_somebody_chats(lab: Lab, runner: CompareRunner) -> None:
+    busy = CompareRunner(lab.settings, lab.supervisor, lab.store, is_chatting=lambda: True)
+    with pytest.raises(AlreadyRunning, match="chat"):
+        busy.start(CONFIG)
+    assert not busy.snapshot().running
+
+
+@pytest.mark.parametrize("error", [StoreError("The database is locked.", "Try again."), RuntimeError("worse")])
+def test_a_result_that_can_not_be_saved_is_shown_all_the_same(
+    lab: Lab, runner: CompareRunner, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(lab.store, "add", fail)
+    runner.start(CONFIG)
+    ended = finished(runner)
+    assert results(ended).ratio and ended.run_id is None
+    assert ended.error and str(ended.error) in str(error)
+
+
+def test_finished_repeats_survive_a_cancel(lab: Lab, runner: CompareRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    really = compare.CompareRunner._vllm_repeat
+    done: list[int] = []
+
+    def repeat(self: CompareRunner, *args: object) -> object:
+        if len(done) == 2:  # the warm-up and one repeat
+            runner.cancel()
+        done.append(1)
+        return really(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compare.CompareRunner, "_vllm_repeat", repeat)
+    runner.start(replace(CONFIG, repeats=3))
+    ended = finished(runner)
+    assert ended.state == CompareState.CANCELLED and ended.run_id
+    run = lab.store.get(ended.run_id)
+    assert run is not None and run.status == "cancelled"
+    saved = CompareResults.from_dict(run.results)
+    assert (len(saved.engines["hf"].repeats), len(saved.engines["vllm"].repeats)) == (3, 1)
+
+
+def test_a_server_that_can_not_tokenise_is_measured_with_hugging_faces_ids(
+    lab: Lab, runner: CompareRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = ModelSource("a/b", tmp_path, ModelOrigin.LOCAL, "a folder", 1)
+    monkeypatch.setattr(compare, "find_ready", lambda *_: source)
+    with FakeOpenAI() as fake:
+        fake.has_tokenize = False
+        lab.supervisor.attach(fake.base_url)
+        runner.start(CONFIG)
+        found = results(finished(runner))
+        assert found.ratio and compare.ATTACHED_NOTE in found.notes
+        assert fake.sent[-1].body["prompt"] == list(range(5))
+        runner.start(replace(CONFIG, engines=("vllm",)))
+        results(finished(runner))
+        assert CONFIG.prompt in fake.sent[-1].body["prompt"]
+
+
+def test_what_the_prefix_cache_gave_is_told(lab: Lab, runner: CompareRunner) -> None:
+    runner.start(CONFIG)
+    notes = results(finished(runner)).notes
+    assert any("prefix cache" in note and "of 14 prompt tokens" in note for note in notes)

@@ -17,12 +17,13 @@ import pytest
 from engine.config import PROJECT_ROOT
 from engine.errors import ConfigError
 from engine.locks import FileLock
+from engine.server.processes import start_ticks
 
 HOLDER = """
 import sys
 from pathlib import Path
 from engine.locks import FileLock
-lock = FileLock(Path(sys.argv[1]), {"port": 8501})
+lock = FileLock(Path(sys.argv[1]))
 print(lock.acquire(), flush=True)
 sys.stdin.read()
 lock.release()
@@ -92,14 +93,15 @@ def test_the_kernel_frees_it_when_the_holder_is_killed(path: Path) -> None:
 def test_the_holder_is_told_to_others(path: Path) -> None:
     with other_process(path) as other:
         assert first_line(other) == "True"
-        assert FileLock(path).holder() == {"pid": other.pid, "port": 8501}
+        assert FileLock(path).holder() == {"pid": other.pid, "ticks": start_ticks(other.pid)}
 
 
 def test_a_refused_attempt_leaves_the_holders_note(path: Path) -> None:
-    first, second = FileLock(path, {"who": "first"}), FileLock(path, {"who": "second"})
+    first, second = FileLock(path), FileLock(path)
     first.acquire()
-    second.acquire()
-    assert second.holder() == {"pid": os.getpid(), "who": "first"}
+    before = path.read_text()
+    assert second.acquire() is False
+    assert path.read_text() == before
     first.release()
 
 
@@ -125,7 +127,7 @@ def test_a_longer_old_note_does_not_show_through(path: Path) -> None:
     path.parent.mkdir()
     path.write_text('{"pid": 1, "text": "' + "x" * 500 + '"}')
     with FileLock(path) as lock:
-        assert lock.holder() == {"pid": os.getpid()}
+        assert lock.holder() == {"pid": os.getpid(), "ticks": start_ticks(os.getpid())}
 
 
 def test_only_the_owner_may_read_the_file(path: Path) -> None:

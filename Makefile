@@ -1,12 +1,13 @@
 PYTHON ?= python3.11
 PY := .venv/bin/python
 
-.PHONY: help setup run test lint
+.PHONY: help setup run test lint screenshots
 help:
 	@echo "make run    install what is missing and open the lab on http://127.0.0.1:8501"
 	@echo "make setup  install only"
 	@echo "make test   install what the tests need, lint, and run all of them"
 	@echo "make lint   ruff and mypy"
+	@echo "make screenshots   new pictures for the README, of the lab that is running"
 
 setup:
 	@$(PYTHON) scripts/setup.py
@@ -24,3 +25,6 @@ test:
 	@$(PYTHON) scripts/setup.py --dev
 	@$(MAKE) --no-print-directory lint
 	@$(PY) -m pytest
+
+screenshots:
+	@$(PY) scripts/screenshots.py docs/screenshots

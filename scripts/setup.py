@@ -8,15 +8,15 @@ never half believed.
 from __future__ import annotations
 
 import argparse
-import ctypes.util
 import fcntl
 import hashlib
 import os
-import shutil
+import pty
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +27,8 @@ MISSING_TORCH = "No matching distribution found for torch=="
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # Built for another torch than ours, and their mere presence breaks "import transformers".
 MISFITS = ("torchvision", "torchaudio", "torchcodec")
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+TAIL_LINES = 12
+TAIL_BYTES = 16_384
 
 
 class StepFailed(Exception):
@@ -85,8 +86,16 @@ def _variant() -> str:
         return asked
     if asked:
         sys.exit(f"LAB_DEVICE is {asked!r}. Use cpu or cuda, or leave it unset.")
-    has_gpu = bool(shutil.which("nvidia-smi") or ctypes.util.find_library("nvidia-ml"))
-    return "cuda" if has_gpu else "cpu"
+    return "cuda" if _has_gpu() else "cpu"
+
+
+def _has_gpu() -> bool:
+    """A driver alone is none: machines without a card may have one installed."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return listed.returncode == 0 and "GPU " in listed.stdout
 
 
 def _make_venv() -> None:
@@ -130,34 +139,65 @@ def _pip_once(name: str) -> None:
 
 
 def _find_browser() -> None:
-    if any(map(shutil.which, CHROMIUMS)):
-        return
-    ways = [[[str(PYTHON), "-m", "playwright", "install", "chromium"]]]
-    if os.geteuid() == 0 and shutil.which("apt-get"):
-        ways.append([["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]])
-    for way in ways:
-        try:
-            for command in way:
-                _call(command)
-            return
-        except StepFailed as error:
-            print(f"      {error}", flush=True)
-    print("      no browser: the browser tests will be skipped, and fail under CI=true", flush=True)
+    if subprocess.run([str(PYTHON), "-m", "tests.browser"], cwd=ROOT).returncode:
+        raise StepFailed("there is no browser, see above")
 
 
 def _prepare_model() -> None:
+    if _model_is_ready():
+        return
     if subprocess.run([str(PYTHON), "-m", "engine.model_fetch"], cwd=ROOT).returncode:
         raise StepFailed("the model could not be prepared, see above")
 
 
+def _model_is_ready() -> bool:
+    """Whether the bundled model is converted; looked up here, as the packages take a second to start."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from engine.config import Settings
+    from engine.errors import LabError
+    from engine.models import bundled
+
+    try:
+        return bundled(Settings.from_env()) is not None
+    except LabError:
+        return False
+
+
 def _pip(*words: str) -> None:
-    _call([str(PYTHON), "-m", "pip", *words, "--disable-pip-version-check"])
+    _call([str(PYTHON), "-m", "pip", *words, "--disable-pip-version-check"], show=sys.stdout.isatty())
 
 
-def _call(command: list[str]) -> None:
-    done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    if done.returncode:
-        raise StepFailed(f"{' '.join(command[:5])} …\n" + "\n".join(done.stdout.splitlines()[-12:]))
+def _call(command: list[str], show: bool = False) -> None:
+    """Run it; raises StepFailed with the end of its output. ``show`` passes the output on as it comes."""
+    if show:
+        code, output = _run_on_terminal(command)
+    else:
+        done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        code, output = done.returncode, done.stdout
+    if code:
+        raise StepFailed(f"{' '.join(command[:5])} …\n" + "\n".join(output.splitlines()[-TAIL_LINES:]))
+
+
+def _run_on_terminal(command: list[str]) -> tuple[int, str]:
+    """Run it on a terminal of its own, so that it shows its progress bars; returns its code and last output."""
+    ours, its = pty.openpty()
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=its, stderr=its)
+    os.close(its)
+    output = b""
+    with open(ours, "rb", buffering=0) as source:
+        while chunk := _read(source):
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.flush()
+            output = (output + chunk)[-TAIL_BYTES:]
+    return process.wait(), output.decode(errors="replace")
+
+
+def _read(source: FileIO) -> bytes:
+    """What comes next; nothing at the end, which a terminal tells by an error."""
+    try:
+        return source.read(4096)
+    except OSError:
+        return b""
 
 
 def _stamped(name: str) -> bool:

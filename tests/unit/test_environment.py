@@ -181,6 +181,8 @@ THREE = tuple(Gpu(index, f"GPU-{name}") for index, name in enumerate(("abc1", "a
         ("GPU-b,GPU-abd", [2, 1]),
         ("GPU-ab", []),  # two begin like that
         ("GPU-abc1,1", [0, 1]),
+        ("GPU-abc1,0", []),  # CUDA fails where one is named twice
+        ("0,0", []),
         ("1,7,2", [1]),
         ("0,-1,1", [0]),
         ("NoDevFiles", []),
@@ -193,6 +195,7 @@ def test_the_gpus_that_cuda_may_use_are_read_as_cuda_reads_them(chosen: str | No
 def test_a_gpu_that_says_no_uuid_is_found_by_its_number_only() -> None:
     assert visible_gpus((Gpu(0),), "0") == (Gpu(0),)
     assert visible_gpus((Gpu(0),), "GPU-abc1") == ()
+    assert visible_gpus((Gpu(0, "GPU-abc1"),), "GPU-") == ()
 
 
 def test_the_cards_of_others_are_not_ours(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:

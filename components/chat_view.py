@@ -155,15 +155,16 @@ def _memory_html(turn: Turn | None, endpoint: Endpoint | None, metrics: ServerMe
 def server_side(trace: Any) -> None:
     """What was timed here beside what the server says about the same request."""
     server = trace.server
-    st.caption("The same answer, timed here and by the server")
-    st.table(
-        {
-            "": ["TTFT", "Queue", "TPOT"],
-            "Here": [millis(trace.ttft_ms), "—", millis(trace.tpot_ms)],
-            "Server": [
+    html.table(
+        ("The same answer", "TTFT", "TPOT", "Queue"),
+        [
+            ("Timed here", millis(trace.ttft_ms), millis(trace.tpot_ms), "—"),
+            (
+                "Server's own",
                 millis(server.ttft_ms if server else None),
-                millis(server.queue_ms if server else None),
                 millis(server.mean_itl_ms if server else None),
-            ],
-        }
+                millis(server.queue_ms if server else None),
+            ),
+        ],
     )
+    st.caption("Here the clock starts when the request is sent; the server counts from scheduling it.")

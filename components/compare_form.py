@@ -6,21 +6,54 @@ import shlex
 
 import streamlit as st
 
-from components import errors
-from engine.config import CompareConfig, Device
+from components import errors, palette
+from components.format import plain
+from engine.config import DEFAULT_MODEL, CompareConfig, Device
+from engine.server.state import ServerSnapshot
 from engine.services import LabServices
 
 USERS = (1, 5, 10, 20)
 DEFAULTS = CompareConfig(users=(1, 5))
+BOTH = "Both"
+ENGINES: dict[str, tuple[str, ...]] = {
+    BOTH: ("hf", "vllm"),
+    palette.name("hf"): ("hf",),
+    palette.name("vllm"): ("vllm",),
+}
 
 
-def form(services: LabServices, running: bool) -> None:
-    """Prompt, length, repeats, users. Start is off while a comparison runs."""
+def introduction(server: ServerSnapshot) -> None:
+    """What will be compared, and of an attached server, what isn't known."""
+    if server.attached and not server.adopted:
+        st.markdown(
+            "The attached server is measured as it is: its weights, number format and threads are not known here. "
+            "Hugging Face can run beside it where the model's weights are on this machine."
+        )
+    else:
+        st.markdown(
+            "Same weights, same prompt, same number of tokens, same threads. "
+            "Plain Hugging Face `generate()` runs first, then vLLM; then both race."
+        )
+
+
+def form(services: LabServices) -> None:
+    """Prompt, engines, length, repeats, users. Start is off, with the reason, while the server is reserved."""
     cuda = services.environment.hardware.device == Device.CUDA
+    server = services.supervisor.snapshot()
+    foreign = server.attached and not server.adopted
     with st.form("compare_form", border=True, enter_to_submit=False):
         prompt = st.text_area("Prompt", DEFAULTS.prompt, height=68, key="compare_prompt", persist_state="session")
-        columns = st.columns([1, 1, 2], gap="medium", vertical_alignment="bottom")
-        tokens = columns[0].number_input(
+        columns = st.columns([6, 5, 4, 4], gap="medium", vertical_alignment="bottom")
+        engines = columns[0].segmented_control(
+            "Engines",
+            list(ENGINES),
+            default=palette.name("vllm") if foreign else BOTH,
+            required=True,
+            key=f"compare_engines_{foreign}",
+            persist_state="session",
+            help="Hugging Face can only run weights that are on this machine.",
+        )
+        tokens = columns[2].number_input(
             "Output tokens",
             2,
             4096,
@@ -30,7 +63,7 @@ def form(services: LabServices, running: bool) -> None:
             bind="query-params",
             help="Both engines write exactly this many, so that the times compare.",
         )
-        repeats = columns[1].number_input(
+        repeats = columns[3].number_input(
             "Repeats",
             1,
             50,
@@ -39,7 +72,7 @@ def form(services: LabServices, running: bool) -> None:
             bind="query-params",
             help="Measured runs after a warm-up; the middle one counts, the spread is shown.",
         )
-        users = columns[2].pills(
+        users = columns[1].pills(
             "Users at the same time",
             USERS,
             selection_mode="multi",
@@ -53,7 +86,11 @@ def form(services: LabServices, running: bool) -> None:
             graphs = cuda and st.toggle("Also eager against CUDA graphs", False, key="compare_graphs")
             st.space("stretch")
             pressed = st.form_submit_button(
-                "Start the race", type="primary", icon=":material/play_arrow:", disabled=running
+                "Start the race",
+                type="primary",
+                icon=":material/play_arrow:",
+                disabled=bool(server.reserved),
+                help=plain(server.reserved) or None,
             )
     if pressed:
         with errors.shown():
@@ -63,6 +100,7 @@ def form(services: LabServices, running: bool) -> None:
                     max_tokens=int(tokens),
                     repeats=int(repeats),
                     users=tuple(sorted(users)),
+                    engines=ENGINES[engines or BOTH],
                     static_batch=static,
                     eager_against_graphs=bool(graphs),
                 )
@@ -70,18 +108,17 @@ def form(services: LabServices, running: bool) -> None:
             st.rerun()
 
 
-def command(config: CompareConfig) -> str:
-    """The same comparison from a terminal."""
-    users = ",".join(map(str, config.users))
-    line = (
-        f"python -m engine compare --engines {','.join(config.engines)} --prompt {shlex.quote(config.prompt)} "
-        f"--max-tokens {config.max_tokens} --repeats {config.repeats} --users {users}"
-    )
-    return (
-        line
-        + ("" if config.static_batch else " --no-static-batch")
-        + (" --eager" if config.eager_against_graphs else "")
-    )
+def command(config: CompareConfig, model: str = DEFAULT_MODEL, base_url: str | None = None) -> str:
+    """The same comparison from a terminal; ``base_url`` is that of an attached server."""
+    words = ["python", "-m", "engine", "compare"]
+    words += ["--base-url", base_url] if base_url else []
+    words += ["--model", model] if model != DEFAULT_MODEL or base_url else []
+    words += ["--engines", ",".join(config.engines), "--prompt", config.prompt]
+    words += ["--max-tokens", str(config.max_tokens), "--repeats", str(config.repeats)]
+    words += ["--users", ",".join(map(str, config.users))]
+    words += [] if config.static_batch else ["--no-static-batch"]
+    words += ["--eager"] if config.eager_against_graphs else []
+    return shlex.join(words)
 
 
 def sdk_snippet(config: CompareConfig, model: str) -> str:
@@ -91,9 +128,9 @@ from openai import OpenAI
 
 client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="your key")
 start = time.perf_counter()
-stream = client.completions.create(
+stream = client.chat.completions.create(
     model={model!r},
-    prompt={config.prompt!r},
+    messages=[{{"role": "user", "content": {config.prompt!r}}}],
     max_tokens={config.max_tokens},
     temperature=0,
     stream=True,
@@ -102,14 +139,23 @@ stream = client.completions.create(
 )
 for chunk in stream:
     if chunk.choices:
-        print(chunk.choices[0].text, end="", flush=True)
+        print(chunk.choices[0].delta.content or "", end="", flush=True)
     elif chunk.usage:
         tokens = chunk.usage.completion_tokens
         print(f"\\n{{tokens / (time.perf_counter() - start):.1f}} tok/s")
 """
 
 
-def show_commands(config: CompareConfig, model: str) -> None:
+def show_commands(config: CompareConfig, server: ServerSnapshot) -> None:
+    """For the model that is served, by this lab or by the attached server."""
+    model = server.endpoint.model if server.endpoint else server.config.model if server.config else DEFAULT_MODEL
+    foreign = server.attached and not server.adopted
+    base_url = server.endpoint.base_url if foreign and server.endpoint else None
     with st.expander("Show the command", icon=":material/terminal:"):
-        st.code(command(config), language="bash", wrap_lines=True)
+        st.code(command(config, model, base_url), language="bash", wrap_lines=True)
+        st.caption(
+            "Give the server's key as OPENAI_API_KEY."
+            if foreign
+            else "While this lab is open it measures the lab's server, else one of its own."
+        )
         st.code(sdk_snippet(config, model), language="python")

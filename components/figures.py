@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import plotly.graph_objects as go
 
 from components import palette
-from engine.compare_results import Level
+from engine.compare_results import MODE_LABELS, Level
 
-MODE_NAMES = {"sequential": "one after another", "static_batch": "static batch", "concurrent": "all at once"}
 MODE_DASH = {"sequential": "solid", "static_batch": "dash", "concurrent": "solid"}
 MODE_SYMBOL = {"sequential": "circle", "static_batch": "square", "concurrent": "diamond"}
 TITLE_FONT = {"size": 14}
@@ -24,16 +23,20 @@ def _layout(figure: go.Figure, x_title: str, y_title: str, height: int) -> go.Fi
         hovermode="x unified",
         font={"size": 14},
     )
-    figure.update_xaxes(title={"text": x_title, "font": TITLE_FONT}, showgrid=False, automargin=True)
-    figure.update_yaxes(title={"text": y_title, "font": TITLE_FONT}, rangemode="tozero", automargin=True)
+    text = {"tickfont": TITLE_FONT, "automargin": True}
+    figure.update_xaxes(title={"text": x_title, "font": TITLE_FONT}, showgrid=False, **text)
+    figure.update_yaxes(title={"text": y_title, "font": TITLE_FONT}, rangemode="tozero", **text)
     return figure
 
 
-def level_name(engine: str, mode: str) -> str:
-    return f"{palette.name(engine)}, {MODE_NAMES.get(str(mode), str(mode))}"
+NameOf = Callable[[str], str]
 
 
-def levels_figure(levels: Iterable[Level]) -> go.Figure:
+def level_name(engine: str, mode: str, name_of: NameOf = palette.name) -> str:
+    return f"{name_of(engine)}, {MODE_LABELS.get(str(mode), str(mode))}"
+
+
+def levels_figure(levels: Iterable[Level], name_of: NameOf = palette.name) -> go.Figure:
     """Throughput (tok/s) against users, one line per engine and way of serving."""
     groups: dict[tuple[str, str], list[Level]] = defaultdict(list)
     for level in levels:
@@ -45,7 +48,7 @@ def levels_figure(levels: Iterable[Level]) -> go.Figure:
             go.Scatter(
                 x=[m.users for m in members],
                 y=[m.throughput_tok_s for m in members],
-                name=level_name(engine, mode),
+                name=level_name(engine, mode, name_of),
                 mode="lines+markers",
                 line={"color": palette.colour(engine), "width": 4, "dash": MODE_DASH.get(mode, "solid")},
                 marker={"size": 10, "symbol": MODE_SYMBOL.get(mode, "circle")},
@@ -81,19 +84,24 @@ def gaps_figure(gaps_ms: Sequence[float]) -> go.Figure:
         )
     )
     figure.update_layout(bargap=0.15, showlegend=False)
-    figure = _layout(figure, "Chunk of the answer", "Gap before it (ms)", 210)
+    figure = _layout(figure, "Chunk of the answer", "Gap before it (ms)", 170)
     figure.update_layout(hovermode="closest")
     return figure
 
 
-def levels_alt(levels: Iterable[Level]) -> str:
+def levels_alt(levels: Iterable[Level], name_of: NameOf = palette.name) -> str:
     """The chart in words."""
     parts = [
-        f"{level_name(level.engine, str(level.mode))}, {level.users} users: {level.throughput_tok_s:,.0f} tok/s"
+        f"{level_name(level.engine, str(level.mode), name_of)}, {users_words(level.users)}: "
+        f"{level.throughput_tok_s:,.0f} tok/s"
         for level in levels
         if level.throughput_tok_s is not None
     ]
     return "Throughput against users. " + "; ".join(parts)
+
+
+def users_words(users: int) -> str:
+    return "1 user" if users == 1 else f"{users} users"
 
 
 def gaps_alt(gaps_ms: Sequence[float]) -> str:

@@ -23,6 +23,7 @@ STATE_WORDS = {
 }
 POLL_BUSY_S = 1.0
 POLL_READY_S = 2.0
+POLL_IDLE_S = 4.0
 
 
 def style() -> None:
@@ -47,18 +48,21 @@ def sidebar(services: LabServices) -> None:
             st.warning(plain(services.store.notice), icon=":material/database:")
 
 
-def poll_interval(snapshot: ServerSnapshot, comparing: bool = False) -> float | None:
-    """Seconds between looks at the server; None when nothing runs that could change it: a comparison may start one."""
-    if snapshot.busy or comparing:
+def poll_interval(snapshot: ServerSnapshot, comparing: bool = False) -> float:
+    """Seconds between looks at the server. Also at a stopped one: another viewer or the command line may start it."""
+    if snapshot.busy:
         return POLL_BUSY_S
-    return POLL_READY_S if snapshot.ready else None
+    return POLL_READY_S if snapshot.ready or comparing else POLL_IDLE_S
 
 
-def _identity(snapshot: ServerSnapshot) -> tuple[str, int, bool]:
-    return (str(snapshot.state), snapshot.generation, snapshot.attached)
+Identity = tuple[str, int, bool, str]
 
 
-def _badge(services: LabServices, drawn: tuple[str, int, bool]) -> None:
+def _identity(snapshot: ServerSnapshot) -> Identity:
+    return (str(snapshot.state), snapshot.generation, snapshot.attached, snapshot.reserved)
+
+
+def _badge(services: LabServices, drawn: Identity) -> None:
     snapshot = services.supervisor.snapshot()
     if _identity(snapshot) != drawn:
         st.rerun()  # the whole page: buttons and messages depend on the state
@@ -79,8 +83,8 @@ def start_progress(snapshot: ServerSnapshot) -> float:
 
 def badge_html(snapshot: ServerSnapshot) -> str:
     words = STATE_WORDS[ServerState(str(snapshot.state))]
-    if snapshot.attached and snapshot.ready:
-        words = "Attached"
+    if snapshot.attached:
+        words = "Attached" if snapshot.ready else "Attached server lost"
     lines = [
         f'<div class="lab-server" role="status"><div class="lab-server-state">'
         f'<span class="lab-dot {escape(str(snapshot.state))}"></span>{escape(words)}</div>'

@@ -7,32 +7,53 @@ from html import escape
 
 import streamlit as st
 
+WIDEST = 66  # per cent: the value stands behind the longest bar
+
 
 def eyebrow(text: str) -> None:
     st.html(f'<div class="lab-eyebrow">{escape(text)}</div>')
 
 
-def hero(number: str, claim: str, note: str, colour: str) -> None:
-    """One number that a room can read."""
+Rows = Iterable[tuple[str, float | None, str, str]]
+
+
+def hero(number: str, claim: str, note: str, colour: str, rows: Rows) -> None:
+    """One number that a room can read, and the bars that it comes from beside it."""
     st.html(
         f'<div class="lab-hero"><div class="lab-number" style="color:{escape(colour)}">{escape(number)}</div>'
-        f'<div class="lab-claim">{escape(claim)}<div class="lab-note">{escape(note)}</div></div></div>'
+        f'<div class="lab-proof"><div class="lab-claim">{escape(claim)}</div>{bars_html(rows)}'
+        f'<div class="lab-note">{escape(note)}</div></div></div>'
     )
 
 
-def bars(rows: Iterable[tuple[str, float | None, str, str]]) -> None:
+def bars(rows: Rows) -> None:
+    st.html(bars_html(rows))
+
+
+def bars_html(rows: Rows) -> str:
     """Horizontal bars: (name, length or None, text of the value, colour); the longest fills the width."""
     rows = list(rows)
     longest = max((value for _, value, _, _ in rows if value), default=0)
     lines = []
     for name, value, text, colour in rows:
-        width = 78 * value / longest if value and longest else 0
+        width = WIDEST * value / longest if value and longest else 0
         lines.append(
             f'<div class="lab-bar"><div>{escape(name)}</div><div class="lab-bar-track">'
             f'<div class="lab-bar-fill" style="width:{width:.2f}%;background:{escape(colour)}"></div>'
             f'<div class="lab-bar-value">{escape(text)}</div></div></div>'
         )
-    st.html(f'<div class="lab-bars">{"".join(lines)}</div>')
+    return f'<div class="lab-bars">{"".join(lines)}</div>'
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """A small table, closer than Streamlit's; the first column names the rows."""
+    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    body = "".join("<tr>" + "".join(_cell(number, cell) for number, cell in enumerate(row)) + "</tr>" for row in rows)
+    st.html(f'<table class="lab-table"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>')
+
+
+def _cell(number: int, text: str) -> str:
+    return f"<td>{escape(text)}</td>" if number else f'<th scope="row">{escape(text)}</th>'
 
 
 def facts(items: Iterable[tuple[str, str, str]], *, big: bool = False) -> None:

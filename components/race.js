@@ -29,7 +29,7 @@ function controls(race) {
     b.onclick = () => { race.speed = speed; race.from = performance.now(); race.playing = true; controls(race); };
     race.bar.append(b);
   });
-  race.bar.append(element('span', 'note', 'Recorded times of this run, both started together.'));
+  race.bar.append(element('span', 'note', race.data.footer));
 }
 function put(e, text) { if (e.textContent !== text) e.textContent = text; }
 function draw(race) {
@@ -49,7 +49,7 @@ function draw(race) {
       p.text.scrollTop = p.text.scrollHeight; p.shown = count;
     }
     put(p.clock, clock > 0 || lane.pieces.length ? clock.toFixed(2) + ' s' : '—');
-    put(p.note, finished && !lane.follow ? 'Finished' : lane.note);
+    put(p.note, finished && !lane.follow ? lane.finished : lane.note);
     put(p.rate, finished && lane.rate ? lane.rate : '');
     const width = (finished ? 100 : lane.total ? Math.min(100, 100 * count / lane.total) : 0) + '%';
     if (p.fill.style.width !== width) p.fill.style.width = width;

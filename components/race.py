@@ -12,6 +12,7 @@ from typing import Any
 import streamlit as st
 
 from components import palette
+from components.results import name_in
 from engine.compare_results import CompareSnapshot, Lane
 
 UNFINISHED = ("waiting", "loading", "warming", "running")
@@ -42,19 +43,31 @@ def race_data(snapshot: CompareSnapshot) -> dict[str, Any]:
     lanes = [lane for lane in snapshot.lanes if lane.engine in ("hf", "vllm")]
     live = next((lane for lane in lanes if lane.state == "running"), None)
     total = snapshot.config.max_tokens if snapshot.config else None
+    repeats = snapshot.config.repeats if snapshot.config else 1
+    name_of = name_in(snapshot.results) if snapshot.results else palette.name
     return {
+        "footer": _footer(repeats),
         "replay": not running and all(lane.state == "done" and lane.text_pieces for lane in lanes) and bool(lanes),
         "autoplay": snapshot.state == "done",
-        "lanes": [_lane_data(lane, live, running, total) for lane in lanes],
+        "lanes": [_lane_data(lane, live, running, total, repeats) | {"label": name_of(lane.engine)} for lane in lanes],
     }
 
 
-def _lane_data(lane: Lane, live: Lane | None, running: bool, total: int | None) -> dict[str, Any]:
+def _footer(repeats: int) -> str:
+    """What a replay shows: the last repeat of each, while the headline is the median of all."""
+    if repeats == 1:
+        return "Recorded one after the other, shown here as if started together."
+    return (
+        f"Recorded one after the other, shown here as if started together: repeat {repeats} of {repeats}. "
+        f"The large number is the median of all {repeats}."
+    )
+
+
+def _lane_data(lane: Lane, live: Lane | None, running: bool, total: int | None, repeats: int) -> dict[str, Any]:
     pieces = [[round(time_s, 4), text] for time_s, text in lane.text_pieces]
     follow = running and live is not None and lane is not live and lane.state == "done"
     clock = live.elapsed_s if follow and live else lane.elapsed_s
     return {
-        "label": palette.name(lane.engine),
         "colour": palette.colour(lane.engine),
         "state": str(lane.state),
         "pieces": pieces,
@@ -63,6 +76,7 @@ def _lane_data(lane: Lane, live: Lane | None, running: bool, total: int | None) 
         "follow": follow,
         "note": "Replay at its measured pace" if follow else _note(lane, running),
         "rate": _rate(pieces, total) if lane.state == "done" else "",
+        "finished": "Finished" if repeats == 1 else f"Finished: repeat {repeats} of {repeats}",
         "total": total or len(pieces),
     }
 

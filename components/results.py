@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -15,13 +16,26 @@ from engine.store import Run, RunStore
 
 NO_NUMBERS = frozenset({"engine", "mode", "spread", "repeats"})
 ORDER = ("hf", "vllm_eager", "vllm")
+RECENT = 20
+MEMORY_NOTES = {
+    "cpu": "Memory is what all processes of an engine occupy; vLLM's includes the KV cache that it reserves.",
+    "cuda": "Memory is what torch had allocated on the GPU at most; vLLM doesn't tell.",
+}
+CONTEXT_WORDS = {
+    "model": "model {}",
+    "weights": "weights {}",
+    "dtype": "dtype {}",
+    "device": "on {}",
+    "threads": "{} threads",
+}
 
 
 def last_ratio(store: RunStore) -> tuple[Run, CompareResults] | None:
-    """The newest finished comparison that has a ratio."""
-    for run in store.list(kind="compare", limit=20):
-        saved = saved_results(run)
-        if run.status == "done" and saved is not None and saved.ratio is not None:
+    """The newest finished comparison that has a ratio; raises StoreError."""
+    for summary in store.summaries(kind="compare", limit=RECENT):
+        run = store.get(summary.id) if summary.status == "done" and summary.ratio is not None else None
+        saved = saved_results(run) if run else None
+        if run and saved and saved.ratio is not None:
             return run, saved
     return None
 
@@ -60,6 +74,22 @@ def same_machine(run: Run, environment: Environment) -> bool:
     return summary_of(run) == environment.summary()
 
 
+def context_of(results: CompareResults) -> Mapping[str, Any]:
+    return results.context if isinstance(results.context, Mapping) else {}
+
+
+def is_of_attached_server(results: CompareResults) -> bool:
+    """Somebody else's server was measured: how it runs isn't known."""
+    context = context_of(results)
+    return bool(context.get("model")) and context.get("vllm_eager") is None
+
+
+def name_in(results: CompareResults) -> Callable[[str], str]:
+    """Name of an engine in these results."""
+    foreign = is_of_attached_server(results)
+    return lambda engine: "Attached server" if foreign and engine == "vllm" else palette.name(engine)
+
+
 def engines_of(results: CompareResults) -> list[tuple[str, EngineResult]]:
     """Engines with results, Hugging Face first, vLLM last."""
     return [(name, results.engines[name]) for name in ORDER if name in results.engines]
@@ -67,8 +97,9 @@ def engines_of(results: CompareResults) -> list[tuple[str, EngineResult]]:
 
 def speed_rows(results: CompareResults) -> list[tuple[str, float | None, str, str]]:
     """Rows for ``html.bars``: tokens per second of each engine, with the spread over the repeats."""
+    name_of = name_in(results)
     return [
-        (palette.name(engine), values.throughput_tok_s, _speed_text(values), palette.colour(engine))
+        (name_of(engine), values.throughput_tok_s, _speed_text(values), palette.colour(engine))
         for engine, values in engines_of(results)
     ]
 
@@ -82,71 +113,96 @@ def _speed_text(values: EngineResult) -> str:
 
 def headline(results: CompareResults, note: str) -> None:
     """The ratio as big as a room needs it, and the bars it comes from."""
-    if results.ratio is not None:
-        claim = "the tokens per second of plain Hugging Face, with vLLM, for one request"
-        html.hero(ratio(results.ratio), claim, note, palette.colour("vllm"))
-        st.space("xsmall")
-    html.bars(speed_rows(results))
+    if results.ratio is None:
+        html.bars(speed_rows(results))
+        return
+    who = "one request to the attached server" if is_of_attached_server(results) else "one request"
+    claim = f"the tokens per second of plain Hugging Face, {who}"
+    html.hero(ratio(results.ratio), claim, note, palette.colour("vllm"), speed_rows(results))
+
+
+def details(results: CompareResults, key: str) -> None:
+    """Everything under the headline."""
+    levels(results, key)
+    numbers, words = st.columns([3, 2], gap="large")
+    with numbers:
+        table(results)
+    with words:
+        notes(results)
 
 
 def table(results: CompareResults) -> None:
-    """Every number of the single request, engine by engine."""
-    rows = [
-        {
-            "": palette.name(engine),
-            "Load": seconds(values.load_s),
-            "Generation": seconds(values.generate_s),
-            "Output": f"{number(values.output_tokens)} tokens",
-            "Throughput": speed(values.throughput_tok_s),
-            "TTFT": millis(values.ttft_ms),
-            "TPOT": millis(values.tpot_ms),
-            "Peak memory": size(values.peak_memory_bytes),
-            "Weights read per token (computed)": size(values.weights_bytes_per_token),
-        }
-        for engine, values in engines_of(results)
-    ]
-    st.table({key: [row[key] for row in rows] for key in rows[0]} if rows else {})
+    """Every number of the single request, one column an engine."""
+    engines, name_of = engines_of(results), name_in(results)
+    if not engines:
+        return
+    rows = (
+        ("Throughput", lambda values: speed(values.throughput_tok_s)),
+        ("Generation", lambda values: seconds(values.generate_s)),
+        ("Output", lambda values: f"{number(values.output_tokens)} tokens"),
+        ("TTFT", lambda values: millis(values.ttft_ms)),
+        ("TPOT", lambda values: millis(values.tpot_ms)),
+        ("Load", lambda values: seconds(values.load_s)),
+        ("Memory, all processes", lambda values: size(values.memory_bytes)),
+        ("Weights read per token (computed)", lambda values: size(values.weights_bytes_per_token)),
+    )
+    html.table(
+        ("One request", *(name_of(engine) for engine, _ in engines)),
+        [(label, *(shown(values) for _, values in engines)) for label, shown in rows],
+    )
 
 
 def levels(results: CompareResults, key: str) -> None:
-    """Throughput against users: chart, and the ratios in one line each."""
-    if not results.levels:
+    """Throughput against users, where more than one was measured: the ratios, and the chart."""
+    if all(level.users == 1 for level in results.levels):
         return
     from components import figures  # Plotly takes a while to import: only where a chart is drawn
 
-    many = [found for found in results.level_ratios if found.against_sequential or found.against_static_batch]
-    if many:
-        top = many[-1]
-        html.facts(
-            [
-                (
-                    f"{top.users} users, against one after another",
-                    ratio(top.against_sequential),
-                    "same prompts, vLLM all at once",
-                ),
-                (
-                    f"{top.users} users, against a static batch",
-                    ratio(top.against_static_batch),
-                    "Hugging Face, one batch of all",
-                ),
-            ],
-            big=True,
-        )
-    st.plotly_chart(
-        figures.levels_figure(results.levels),
+    st.subheader("More users", anchor=False)
+    left, right = st.columns([2, 5], gap="medium")
+    with left:
+        html.facts(_level_facts(results), big=True)
+    name_of = name_in(results)
+    right.plotly_chart(
+        figures.levels_figure(results.levels, name_of),
         key=key,
         config={"displayModeBar": False},
-        alt=figures.levels_alt(results.levels),
+        alt=figures.levels_alt(results.levels, name_of),
     )
+
+
+def _level_facts(results: CompareResults) -> list[tuple[str, str, str]]:
+    """What the largest number of users gave, as multiples of Hugging Face."""
+    many = [found for found in results.level_ratios if found.users > 1]
+    if not many:
+        return []
+    top, who = many[-1], name_in(results)("vllm")
+    against = (
+        ("against one after another", top.against_sequential, f"same prompts, {who} all at once"),
+        ("against a static batch", top.against_static_batch, "Hugging Face, one batch of all"),
+    )
+    return [(f"{top.users} users, {what}", ratio(value), note) for what, value, note in against if value is not None]
 
 
 def notes(results: CompareResults) -> None:
     """What a reader needs to judge the numbers."""
-    lines = [*results.notes, *_context(results.context or {})]
+    memory = any(values.memory_bytes is not None for values in results.engines.values())
+    memory_note = MEMORY_NOTES.get(str(context_of(results).get("device", "cpu")), "") if memory else ""
+    lines = [line for line in (*results.notes, memory_note, *_context(results)) if line]
     if lines:
         st.caption("  \n".join(plain(line) for line in lines))
 
 
-def _context(context: Any) -> list[str]:
-    shared = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in context.items() if value is not None)
-    return [f"Same for all: {shared}"] if shared else []
+def _context(results: CompareResults) -> list[str]:
+    """What was measured, in words: the same for both engines, or of Hugging Face only."""
+    context = context_of(results)
+    shared = [words.format(context[name]) for name, words in CONTEXT_WORDS.items() if context.get(name) is not None]
+    both = "Same for both" if len(results.engines) > 1 else "Measured"
+    who = "Hugging Face ran" if "hf" in results.engines and is_of_attached_server(results) else both
+    lines = [f"{who}: {', '.join(shared)}."] if shared else []
+    if context.get("hf_attention"):
+        lines.append(f"Hugging Face's attention: {context['hf_attention']}.")
+    eager = context.get("vllm_eager")
+    if eager is not None:
+        lines.append("vLLM ran eagerly, without compilation." if eager else "vLLM ran compiled, with graphs.")
+    return lines

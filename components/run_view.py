@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 import streamlit as st
 
 from components import errors, results
 from components.format import moment, plain, ratio, seconds
 from engine.services import LabServices
-from engine.store import Run, run_to_json, runs_to_csv
+from engine.store import Run, RunSummary, run_to_json, runs_to_csv
 
 STATUS_WORDS = {"done": "Done", "cancelled": "Cancelled", "failed": "Failed"}
 
 
-def overview(runs: Sequence[Run]) -> None:
+def overview(services: LabServices) -> None:
     """All runs, newest first; a click on a row opens it."""
+    runs = services.store.summaries()
+    if not runs:
+        st.markdown("Nothing was measured yet. Every comparison is saved here by itself, with hardware and software.")
+        st.page_link("pages/compare.py", label="Measure HF against vLLM", icon=":material/play_arrow:")
+        return
     rows = [overview_row(run) for run in runs]
     picked = st.dataframe(
         {name: [row[name] for row in rows] for name in rows[0]},
@@ -34,7 +38,7 @@ def overview(runs: Sequence[Run]) -> None:
             st.rerun()
         st.download_button(
             "Download all as CSV",
-            lambda: runs_to_csv(runs).encode(),
+            lambda: runs_to_csv(services.store.list(limit=None)).encode(),
             "vllm-lab-runs.csv",
             "text/csv",
             icon=":material/download:",
@@ -45,15 +49,14 @@ def overview(runs: Sequence[Run]) -> None:
             st.caption("Choose a row to open it.")
 
 
-def overview_row(run: Run) -> dict[str, str]:
-    saved = results.saved_results(run)
+def overview_row(run: RunSummary) -> dict[str, str]:
     return {
         "When": moment(run.created_at),
         "What": run.title,
-        "Result": f"vLLM {ratio(saved.ratio)}" if saved and saved.ratio is not None else "—",
+        "Result": ratio(run.ratio),
         "Status": STATUS_WORDS.get(str(run.status), str(run.status)),
         "Took": seconds(run.duration_s),
-        "Machine": results.summary_of(run),
+        "Machine": run.machine,
     }
 
 
@@ -74,9 +77,7 @@ def detail(services: LabServices, run: Run) -> None:
         repeats = results.as_dict(run.config).get("repeats", "—")
         with st.container(border=True, key="runs_result"):
             results.headline(saved, f"Median of {repeats} repeats, warm-up discarded")
-        results.levels(saved, key="runs_levels")
-        results.table(saved)
-        results.notes(saved)
+        results.details(saved, key="runs_levels")
     _actions(services, run)
     with st.expander("Configuration, environment and model", icon=":material/data_object:"):
         context = {"configuration": run.config, "environment": run.environment, "model": run.model}

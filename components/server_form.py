@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from components import errors
+from components.format import plain
 from components.server_view import changed_settings
 from engine.config import DTYPES, EXECUTOR_BACKENDS, OFFERED_MODELS, Device, ServerConfig
 from engine.environment import Hardware
@@ -18,7 +19,6 @@ from engine.services import LabServices
 
 AUTO = "auto"
 RAY_MOST_WORKERS = 64
-CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 MODE_AUTO, MODE_EAGER, MODE_GRAPHS = "Automatic", "Eager", "Compiled, with graphs"
 MODES: dict[str, bool | None] = {MODE_AUTO: None, MODE_EAGER: True, MODE_GRAPHS: False}
 
@@ -29,7 +29,7 @@ def configuration(services: LabServices, snapshot: ServerSnapshot) -> None:
     with st.form("server_form", border=True, enter_to_submit=False):
         values = _fields(current, services.environment.hardware, snapshot.generation)
         running = snapshot.state in (ServerState.STARTING, ServerState.READY) and not snapshot.attached
-        blocked = _blocked(snapshot, services.compare.snapshot().running)
+        blocked = _blocked(snapshot)
         pressed = st.form_submit_button(
             "Restart with these settings" if running else "Start the server",
             type="primary",
@@ -46,13 +46,22 @@ def configuration(services: LabServices, snapshot: ServerSnapshot) -> None:
             st.rerun()
 
 
-def _blocked(snapshot: ServerSnapshot, comparing: bool) -> str | None:
+def _blocked(snapshot: ServerSnapshot) -> str | None:
     """Why no server can be started now; None when one can."""
+    if snapshot.reserved:
+        return plain(snapshot.reserved)
     if snapshot.attached:
         return "Detach from the other server first."
-    if snapshot.state == ServerState.STOPPING or comparing:
-        return "Waits until the comparison or the stop is over."
-    return None
+    return "Waits until the stop is over." if snapshot.state == ServerState.STOPPING else None
+
+
+def _not_attachable(snapshot: ServerSnapshot) -> str | None:
+    """Why no other server can be attached now; None when one can."""
+    if snapshot.reserved:
+        return plain(snapshot.reserved)
+    if snapshot.ready and not snapshot.attached:
+        return "Stop the lab's own server first."
+    return "Waits until the start or the stop is over." if snapshot.busy else None
 
 
 def _fields(config: ServerConfig, hardware: Hardware, generation: int) -> dict[str, Any]:
@@ -192,17 +201,14 @@ def _parallel(config: ServerConfig, hardware: Hardware, generation: int) -> dict
 
 def attach(supervisor: Supervisor, snapshot: ServerSnapshot) -> None:
     """Use any OpenAI-compatible server instead of starting one."""
-    own = snapshot.ready and not snapshot.attached
+    blocked = _not_attachable(snapshot)
     with st.form("server_attach", border=True):
         url = st.text_input("Base URL", placeholder="http://127.0.0.1:8000/v1", key="server_attach_url")
-        key = st.text_input("API key", type="password", key="server_attach_key", placeholder="only if it wants one")
-        pressed = st.form_submit_button(
-            "Attach",
-            icon=":material/link:",
-            disabled=own or snapshot.busy,
-            help="Stop the lab's own server first." if own else None,
-        )
+        left, right = st.columns(2, gap="medium")
+        key = left.text_input("API key", type="password", key="server_attach_key", placeholder="only if it wants one")
+        model = right.text_input("Model", key="server_attach_model", placeholder="only if it serves several")
+        pressed = st.form_submit_button("Attach", icon=":material/link:", disabled=bool(blocked), help=blocked)
     if pressed:
         with errors.shown():
-            supervisor.attach(url.strip(), key.strip() or None)
+            supervisor.attach(url.strip(), key.strip() or None, model.strip() or None)
             st.rerun()

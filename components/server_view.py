@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from html import escape
+from typing import Any
 
 import streamlit as st
 
@@ -67,10 +68,11 @@ def _phase(phase: PhaseProgress, now: bool) -> str:
 
 def ready_facts(snapshot: ServerSnapshot) -> list[tuple[str, str, str]]:
     """(label, value, note) of a running server."""
-    if snapshot.attached:
+    if snapshot.attached and not snapshot.adopted:
         place = snapshot.endpoint.base_url if snapshot.endpoint else ""
         length = snapshot.endpoint.max_model_len if snapshot.endpoint else None
-        return [("Attached to", place, "not started by the lab"), ("Context", number(length), "tokens per request")]
+        unknown = "not started by the lab: its weights, dtype and threads are not known"
+        return [("Attached to", place, unknown), ("Context", number(length), "tokens per request")]
     capacity, config = snapshot.capacity, snapshot.config
     length = (snapshot.endpoint.max_model_len if snapshot.endpoint else None) or (config and config.max_model_len)
     blocks = f"{number(capacity.num_blocks)} blocks of {number(capacity.block_size)} tokens"
@@ -92,26 +94,41 @@ def diagnosis(supervisor: Supervisor, snapshot: ServerSnapshot) -> None:
         if found.evidence:
             st.caption("The lines that prove it")
             st.code("\n".join(found.evidence), language=None, wrap_lines=True)
-        if found.fix and snapshot.config:
-            fixed = found.fix.label
-            if st.button(f"{plain(fixed)} and start", type="primary", icon=":material/build:", key="server_fix"):
-                with errors.shown():
-                    supervisor.start(replace(snapshot.config, **found.fix.changes))
-                    st.rerun()
+        if (
+            found.fix
+            and snapshot.config
+            and st.button(
+                f"{plain(found.fix.label)} and start",
+                type="primary",
+                icon=":material/build:",
+                key="server_fix",
+                **_off_while(snapshot),
+            )
+        ):
+            with errors.shown():
+                supervisor.start(replace(snapshot.config, **found.fix.changes))
+                st.rerun()
         if snapshot.log_path:
             st.caption(f"Whole log: {plain(snapshot.log_path)}")
+
+
+def _off_while(snapshot: ServerSnapshot) -> dict[str, Any]:
+    """Off, with the reason, while somebody has reserved the server."""
+    return {"disabled": bool(snapshot.reserved), "help": plain(snapshot.reserved) or None}
 
 
 def buttons(services: LabServices, snapshot: ServerSnapshot) -> None:
     """Stop or detach what runs; starting is part of the settings."""
     if snapshot.attached:
-        if st.button("Detach", icon=":material/link_off:", key="server_detach"):
+        if st.button("Detach", icon=":material/link_off:", key="server_detach", **_off_while(snapshot)):
             with errors.shown():
                 services.supervisor.detach()
                 st.rerun()
         return
     running = snapshot.state in (ServerState.STARTING, ServerState.READY)
-    if running and st.button("Stop the server", icon=":material/stop_circle:", key="server_stop"):
+    if running and st.button(
+        "Stop the server", icon=":material/stop_circle:", key="server_stop", **_off_while(snapshot)
+    ):
         with errors.shown():
             services.supervisor.stop()
             st.rerun()

@@ -23,8 +23,12 @@ _opened: LabServices | None = None
 def _open() -> LabServices:
     settings = Settings.from_env()
     services = open_lab(settings)
-    if settings.autostart:
-        services.supervisor.start()
+    try:
+        if settings.autostart:
+            services.supervisor.start()
+    except BaseException:
+        services.close()  # else the data folder would stay ours, and the next try would find it taken
+        raise
     return services
 
 

@@ -7,6 +7,7 @@ import secrets
 import streamlit as st
 
 from components import chat_view, errors
+from components.format import plain
 from components.services import lab
 from engine.errors import LabError
 
@@ -14,7 +15,7 @@ POLL_S = 0.3
 services = lab()
 server = services.supervisor.snapshot()
 endpoint = server.endpoint if server.ready else None
-measuring = services.compare.snapshot().running
+measuring = server.reserved
 
 # The id is part of the address: a refresh, a second tab or a shared link shows the same conversation.
 if not st.query_params.get("chat"):
@@ -57,12 +58,12 @@ with left:
         st.info("Chat needs a running server.", icon=":material/info:")
         st.page_link("pages/server.py", label="Start or attach one", icon=":material/dns:")
     elif measuring:
-        st.info("A comparison is being measured: chatting now would slow it down.", icon=":material/timer:")
+        st.info(f"{plain(measuring)} Chatting now would slow it down.", icon=":material/timer:")
     st.fragment(conversation, run_every=every)(snapshot.streaming)
     text = st.chat_input(
         "Message to the model" if endpoint else "Start the server first",
         key="chat_input",
-        disabled=endpoint is None or measuring or snapshot.streaming,
+        disabled=endpoint is None or bool(measuring) or snapshot.streaming,
     )
     if text is not None and endpoint is not None:
         try:

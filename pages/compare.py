@@ -9,11 +9,11 @@ from components.format import plain, seconds
 from components.race import race
 from components.services import lab
 from engine.compare_results import CompareSnapshot, CompareState
-from engine.config import ServerConfig
 
 POLL_S = 0.5
 services = lab()
 snapshot = services.compare.snapshot()
+server = services.supervisor.snapshot()
 
 
 def live(drawn: CompareState) -> None:
@@ -40,7 +40,7 @@ def outcome(now: CompareSnapshot) -> None:
     if now.state == CompareState.FAILED or now.error:
         st.error(f"**{plain(now.error or 'The comparison failed.')}**\n\n{plain(now.remedy)}", icon=":material/error:")
     elif now.state == CompareState.CANCELLED:
-        saved = "What was measured before is below and was saved." if now.run_id else "Nothing was measured wholly."
+        saved = "What was measured before is below and was saved." if now.run_id else "No measurement was finished."
         st.info(f"Cancelled. {saved}", icon=":material/info:")
 
 
@@ -49,22 +49,18 @@ if not snapshot.running:
     outcome(snapshot)
 finished = snapshot.results is not None and not snapshot.results.empty
 
-if snapshot.running or snapshot.lanes:
-    st.fragment(live, run_every=POLL_S if snapshot.running else None)(snapshot.state)
-else:
-    st.markdown(
-        "Same weights, same prompt, same number of tokens, same threads. "
-        "Plain Hugging Face `generate()` runs first, then vLLM; then both race."
-    )
-
 if finished and snapshot.results is not None:
     note = f"Median of {snapshot.config.repeats} repeats, warm-up discarded" if snapshot.config else ""
     with st.container(border=True, key="compare_result"):
         results.headline(snapshot.results, note)
-    st.subheader("More users", anchor=False) if snapshot.results.levels else None
-    results.levels(snapshot.results, key="compare_levels")
-    results.table(snapshot.results)
-    results.notes(snapshot.results)
+
+if snapshot.running or snapshot.lanes:
+    st.fragment(live, run_every=POLL_S if snapshot.running else None)(snapshot.state)
+else:
+    compare_form.introduction(server)
+
+if finished and snapshot.results is not None:
+    results.details(snapshot.results, key="compare_levels")
     if snapshot.run_id:
         st.page_link(
             "pages/runs.py",
@@ -76,8 +72,6 @@ if finished and snapshot.results is not None:
 if not snapshot.running:
     if finished or snapshot.lanes:
         st.subheader("Race again", anchor=False)
-    compare_form.form(services, running=False)
+    compare_form.form(services)
 
-server = services.supervisor.snapshot()
-model = server.endpoint.model if server.endpoint else (server.config or ServerConfig()).model
-compare_form.show_commands(snapshot.config or compare_form.DEFAULTS, model)
+compare_form.show_commands(snapshot.config or compare_form.DEFAULTS, server)

@@ -11,13 +11,15 @@ from engine.server.state import ServerState
 services = lab()
 snapshot = services.supervisor.snapshot()
 
-st.title("Server", anchor=False)
+with st.container(horizontal=True, vertical_alignment="center"):
+    st.title("Server", anchor=False)
+    st.space("stretch")
+    server_view.buttons(services, snapshot)
 if snapshot.state == ServerState.FAILED and snapshot.diagnosis:
     server_view.diagnosis(services.supervisor, snapshot)
-live = st.fragment(server_view.status, run_every=frame.poll_interval(snapshot))
-live(services.supervisor)
-
-server_view.buttons(services, snapshot)
+else:
+    live = st.fragment(server_view.status, run_every=frame.poll_interval(snapshot))
+    live(services.supervisor)
 
 own, attach = st.tabs(["Start with these settings", "Attach to a running server"])
 with own:

@@ -39,6 +39,7 @@ def open_page(monkeypatch: pytest.MonkeyPatch) -> OpenPage:
 
     def opened(lab: FakeLab, page: str = "home", **query: str) -> AppTest:
         services.set_factory(lambda: lab)
+        monkeypatch.setattr("engine.environment.detect_hardware", lambda _: lab.machine or lab.environment.hardware)
         at = AppTest.from_file(str(ROOT / "app.py"), default_timeout=TIMEOUT_S)
         if page != "home":
             at.run().switch_page(f"pages/{page}.py")

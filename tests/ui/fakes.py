@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from engine.server.state import (
     ServerSnapshot,
     ServerState,
 )
-from engine.store import Run
+from engine.store import Run, RunSummary
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 COMMAND = (
@@ -75,8 +76,8 @@ class FakeSupervisor(Calls):
     def restart(self, config: ServerConfig) -> None:
         self.note("restart", config)
 
-    def attach(self, base_url: str, api_key: str | None = None) -> None:
-        self.note("attach", (base_url, api_key))
+    def attach(self, base_url: str, api_key: str | None = None, model: str | None = None) -> None:
+        self.note("attach", (base_url, api_key, model))
 
     def detach(self) -> None:
         self.note("detach")
@@ -148,11 +149,21 @@ class FakeStore(Calls):
         super().__init__()
         self.runs = list(runs or [])
         self.notice = notice
+        self.broken: LabError | None = None
 
-    def list(self, kind: str | None = None, limit: int = 500) -> list[Any]:
+    def _read(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+
+    def list(self, kind: str | None = None, limit: int | None = 500) -> list[Any]:
         return [run for run in self.runs if kind in (None, run.kind)][:limit]
 
+    def summaries(self, kind: str | None = None, limit: int | None = None) -> Sequence[RunSummary]:
+        self._read()
+        return [_summary(run) for run in self.list(kind, limit)]
+
     def get(self, run_id: str) -> Any:
+        self._read()
         return next((run for run in self.runs if run.id == run_id), None)
 
     def delete(self, run_id: str) -> bool:
@@ -160,6 +171,14 @@ class FakeStore(Calls):
         before = len(self.runs)
         self.runs = [run for run in self.runs if run.id != run_id]
         return len(self.runs) < before
+
+
+def _summary(run: Run) -> RunSummary:
+    ratio = run.results.get("ratio") if isinstance(run.results, dict) else None
+    machine = run.environment.get("summary", "") if isinstance(run.environment, dict) else ""
+    return RunSummary(
+        run.id, run.kind, run.title, run.status, run.created_at, run.duration_s, machine=machine, ratio=ratio
+    )
 
 
 @dataclass
@@ -172,6 +191,7 @@ class FakeLab:
     store: FakeStore
     environment: Environment
     settings: Settings = field(default_factory=lambda: Settings(data_dir=Path("data")))
+    machine: Hardware | None = None  # as it is now, where it differs from when the lab was opened
 
     def close(self) -> None:
         self.supervisor.close()
@@ -379,7 +399,7 @@ RESULTS = CompareResults(
     ),
     weights_bytes=269_060_552,
     notes=("Every prompt begins with a number of its own.",),
-    context={"model": MODEL, "dtype": "bfloat16", "threads": 2},
+    context={"model": MODEL, "weights": "Q4_1", "dtype": "bfloat16", "threads": 2, "vllm_eager": True},
 )
 RUNNING = CompareSnapshot(
     CompareState.RUNNING,
@@ -393,6 +413,9 @@ RUNNING = CompareSnapshot(
     CompareResults(engines={}),
     elapsed_s=12.0,
 )
+MEASURING = "A comparison is being measured."
+READY_RESERVED, STOPPED_RESERVED = replace(READY, reserved=MEASURING), replace(STOPPED, reserved=MEASURING)
+FAILED_RESERVED, ATTACHED_RESERVED = replace(FAILED, reserved=MEASURING), replace(ATTACHED, reserved=MEASURING)
 DONE = CompareSnapshot(
     CompareState.DONE,
     "Done",

@@ -69,6 +69,13 @@ def has_a_lone_zero(text: str) -> bool:
     return re.search(r"(?<![\d.,:])0(?:\.0+)?(?![\d.,:])", text) is not None
 
 
+def table(at: AppTest) -> str:
+    """Our own tables, as text."""
+    return "\n".join(
+        read(node) for node in nodes(at) if node.type == "html" and '<table class="lab-table"' in node.proto.body
+    )
+
+
 def titles(at: AppTest) -> list[str]:
     return [ESCAPED.sub(r"\1", title.value) for title in at.title]
 

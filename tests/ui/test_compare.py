@@ -23,9 +23,11 @@ from tests.ui.page import (
     keys,
     labels,
     links,
+    nodes,
+    part,
     press,
-    read,
     said,
+    table,
 )
 
 START = "Start the race"
@@ -37,17 +39,13 @@ def opened(open_page: OpenPage, snapshot: CompareSnapshot | None = None) -> tupl
     return lab, open_page(lab, "compare")
 
 
-def table(at: AppTest) -> str:
-    return "\n".join(read(found) for found in at.table)
-
-
 def test_idle_explains_and_offers_the_race(open_page: OpenPage) -> None:
     _, at = opened(open_page)
     assert not at.exception
     assert "Same weights, same prompt, same number of tokens, same threads." in said(at)
     assert START in labels(at)
     assert not {"compare_race", "compare_result", "compare_levels"} & keys(at)
-    assert not at.table
+    assert not table(at)
 
 
 def test_start_sends_what_the_form_shows(open_page: OpenPage) -> None:
@@ -156,12 +154,17 @@ def test_done_shows_ratio_speeds_spread_and_what_it_means(open_page: OpenPage) -
         "33 tok/s   (31 to 33)",
         "102 tok/s   (98 to 104)",
         "Median of 3 repeats, warm-up discarded",
+        "More users",
         "5 users, against one after another",
         "10.0×",
         "5 users, against a static batch",
         "3.0×",
         "Every prompt begins with a number of its own.",
-        "dtype bfloat16",
+        "Same for both:",
+        "dtype bfloat16, 2 threads.",
+        "vLLM ran eagerly, without compilation.",
+        "Memory, all processes",
+        "vLLM's includes the KV cache that it reserves.",
         "Race again",
     ):
         assert expected in words, expected
@@ -201,7 +204,7 @@ def test_numbers_that_are_not_known_are_dashes(open_page: OpenPage) -> None:
     _, at = opened(open_page, replace(fakes.DONE, results=unknown, run_id=None))
     assert not at.exception
     assert table(at).count("—") == 16
-    assert not has_a_lone_zero(at.table[0].value.drop(columns="", errors="ignore").to_string(index=False))
+    assert not has_a_lone_zero(table(at))
     assert "×" not in said(at)
     assert "Open the saved run" not in links(at)
 
@@ -217,7 +220,7 @@ def test_only_one_engine_has_no_ratio(open_page: OpenPage) -> None:
 def test_cancelled_before_anything_was_measured_says_so(open_page: OpenPage) -> None:
     _, at = opened(open_page, fakes.CANCELLED)
     assert not at.exception
-    assert "Cancelled. Nothing was measured wholly." in said(at)
+    assert "Cancelled. No measurement was finished." in said(at)
     assert "was saved" not in said(at)
     assert START in labels(at) and "Cancel" not in labels(at)
 
@@ -261,15 +264,79 @@ def test_markup_in_messages_notes_and_prompt_is_text(open_page: OpenPage) -> Non
     ):
         _, at = opened(open_page, snapshot)
         assert not at.exception
-        assert HOSTILE in said(at)
+        assert HOSTILE in said(at) or "Attached server" in said(at)
         assert_no_live_markup(at)
 
 
 def test_commands_are_for_the_newest_comparison_and_the_running_model(open_page: OpenPage) -> None:
     lab = fakes.make_lab(fakes.ATTACHED, compare=replace(fakes.DONE, config=CompareConfig("Count.", 64, 2, (1, 5))))
     shown = [code.value for code in open_page(lab, "compare").code]
-    assert shown[0] == compare_form.command(CompareConfig("Count.", 64, 2, (1, 5)))
-    assert "Qwen/Qwen2.5-0.5B-Instruct" in shown[1] and "max_tokens=64" in shown[1]
+    qwen = "Qwen/Qwen2.5-0.5B-Instruct"
+    assert shown[0] == compare_form.command(CompareConfig("Count.", 64, 2, (1, 5)), qwen, "http://127.0.0.1:9/v1")
+    assert f"--base-url http://127.0.0.1:9/v1 --model {qwen} " in shown[0]
+    assert qwen in shown[1] and "max_tokens=64" in shown[1]
+
+
+def test_command_names_the_model_where_it_is_not_the_default(open_page: OpenPage) -> None:
+    other = replace(fakes.READY, endpoint=replace(fakes.ENDPOINT, model="owner/na'me"))
+    (shown, _) = [code.value for code in open_page(fakes.make_lab(other), "compare").code]
+    assert cli._parser().parse_args(shlex.split(shown)[3:]).model == "owner/na'me"
+    (shown, _) = [code.value for code in open_page(fakes.make_lab(fakes.READY), "compare").code]
+    assert "--model" not in shown and "--engines hf,vllm" in shown
+
+
+@pytest.mark.parametrize(
+    ("choice", "engines"), [("vLLM", ("vllm",)), ("Hugging Face", ("hf",)), ("Both", ("hf", "vllm"))]
+)
+def test_one_engine_can_be_measured_alone(open_page: OpenPage, choice: str, engines: tuple[str, ...]) -> None:
+    lab, at = opened(open_page)
+    at.segmented_control(key="compare_engines_False").set_value(choice)
+    press(at, START)
+    assert lab.compare.made == [("start", CompareConfig(users=(1, 5), engines=engines))]
+
+
+def test_an_attached_server_is_measured_alone_and_not_said_to_have_the_same_weights(open_page: OpenPage) -> None:
+    lab = fakes.make_lab(fakes.ATTACHED)
+    at = open_page(lab, "compare")
+    assert "its weights, number format and threads are not known here" in said(at)
+    assert "Same weights" not in said(at)
+    press(at, START)
+    assert lab.compare.made == [("start", CompareConfig(users=(1, 5), engines=("vllm",)))]
+
+
+def test_results_of_an_attached_server_claim_nothing_that_is_not_known(open_page: OpenPage) -> None:
+    results = replace(fakes.RESULTS, context={"model": "owner/name"})
+    _, at = opened(open_page, replace(fakes.DONE, results=results))
+    assert "Attached server" in table(at)
+    assert "one request to the attached server" in part(at, "compare_result")
+    assert "Hugging Face ran: model owner/name." in said(at) and "Same for both" not in said(at)
+    assert "vLLM ran" not in said(at)
+
+
+def test_one_user_alone_has_no_section_of_more_users(open_page: OpenPage) -> None:
+    one = replace(fakes.RESULTS, levels=tuple(level for level in fakes.RESULTS.levels if level.users == 1))
+    _, at = opened(open_page, replace(fakes.DONE, results=one))
+    assert "More users" not in said(at) and "1 users" not in said(at)
+    assert "compare_levels" not in keys(at)
+
+
+def test_start_is_off_with_the_reason_while_the_server_is_reserved(open_page: OpenPage) -> None:
+    at = open_page(fakes.make_lab(fakes.READY_RESERVED), "compare")
+    assert START not in labels(at)
+    assert fakes.MEASURING in said(at)
+
+
+@pytest.mark.parametrize("snapshot", [fakes.DONE, fakes.RUNNING, fakes.CANCELLED, CompareSnapshot()])
+def test_no_line_of_the_page_is_drawn_by_accident(open_page: OpenPage, snapshot: CompareSnapshot) -> None:
+    """A line that is only an expression used to be shown with its whole documentation."""
+    _, at = opened(open_page, snapshot)
+    assert not at.get("doc_string") and not at.help
+
+
+def test_the_result_comes_before_the_race(open_page: OpenPage) -> None:
+    _, at = opened(open_page, fakes.DONE)
+    order = [node.key for node in nodes(at) if getattr(node, "key", None)]
+    assert order.index("compare_result") < order.index("compare_race") < order.index("compare_levels")
 
 
 @pytest.mark.parametrize(
@@ -295,4 +362,5 @@ def test_shown_snippet_is_python_for_the_same_request() -> None:
     config = CompareConfig('Say """hi"""\n\\n {x}', 64)
     snippet = compare_form.sdk_snippet(config, "owner/na'me")
     compile(snippet, "snippet", "exec")
+    assert "client.chat.completions.create(" in snippet and '"role": "user"' in snippet
     assert repr(config.prompt) in snippet and repr("owner/na'me") in snippet and "max_tokens=64" in snippet

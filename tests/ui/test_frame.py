@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from components import frame, services
 from engine.errors import ConfigError, DataFolderInUse, DiskFull, LabError
-from engine.server.state import PhaseProgress, ServerSnapshot, ServerState
+from engine.server.state import Diagnosis, PhaseProgress, ServerSnapshot, ServerState
+from engine.server.supervisor import Supervisor
 from tests.ui import fakes
 from tests.ui.conftest import OpenPage
 from tests.ui.page import HOSTILE, ROOT, TIMEOUT_S, assert_no_live_markup, errors, labels, links, nodes, read, said
@@ -81,10 +83,10 @@ def test_start_progress_is_time_against_expected_else_phases_done() -> None:
     assert frame.start_progress(ServerSnapshot(state=ServerState.STARTING)) == 0.0
 
 
-def test_badge_polls_only_while_something_may_change() -> None:
+def test_badge_looks_often_at_what_changes_and_sometimes_at_what_another_viewer_may_start() -> None:
     assert {name: frame.poll_interval(state) for name, state in STATES.items()} == {
-        "stopped": None,
-        "failed": None,
+        "stopped": frame.POLL_IDLE_S,
+        "failed": frame.POLL_IDLE_S,
         "starting": frame.POLL_BUSY_S,
         "stopping": frame.POLL_BUSY_S,
         "ready": frame.POLL_READY_S,
@@ -93,8 +95,17 @@ def test_badge_polls_only_while_something_may_change() -> None:
 
 
 def test_badge_follows_the_servers_that_a_comparison_starts_and_stops() -> None:
-    polled = {name: frame.poll_interval(state, comparing=True) for name, state in STATES.items()}
-    assert polled == dict.fromkeys(STATES, frame.POLL_BUSY_S)
+    assert all(frame.poll_interval(state, comparing=True) <= frame.POLL_READY_S for state in STATES.values())
+
+
+def test_a_lost_server_of_somebody_else_is_said_to_be_lost(open_page: OpenPage) -> None:
+    lost = replace(fakes.ATTACHED, state=ServerState.FAILED, diagnosis=Diagnosis("unreachable", "It's gone.", "Wait."))
+    shown = badge(open_page(fakes.make_lab(lost), "runs"))
+    assert "Attached server lost" in shown and "It's gone." in shown
+
+
+def test_a_reservation_redraws_the_page() -> None:
+    assert frame._identity(fakes.READY) != frame._identity(fakes.READY_RESERVED)
 
 
 def test_names_from_outside_are_text_in_the_badge(open_page: OpenPage) -> None:
@@ -143,6 +154,20 @@ def test_try_again_opens_the_lab_once_it_can_be() -> None:
     at.button(key="frame_retry").click().run()
     assert not at.exception and not at.error
     assert "Is this machine ready?" in said(at)
+
+
+def test_a_lab_that_fails_to_start_its_server_gives_the_data_folder_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ConfigError("No start today.", "Come back tomorrow.")
+
+    monkeypatch.setenv("LAB_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("LAB_AUTOSTART", "1")
+    monkeypatch.setattr(Supervisor, "start", refuse)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="No start today"):
+            services._open()
 
 
 def test_services_are_opened_once_for_all_viewers() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.compare_results import CompareResults, EngineResult
-from engine.errors import AlreadyRunning
+from engine.errors import AlreadyRunning, StoreError
 from engine.server.state import ServerSnapshot, ServerState
 from tests.fake_openai import DONE, FakeOpenAI, Script, text_event
 from tests.ui import fakes
@@ -20,7 +20,7 @@ START, QUICK = "Start the server", "Generate 16 tokens now"
 @pytest.mark.parametrize(
     ("server", "line", "buttons"),
     [
-        (fakes.STOPPED, "Start it below.", {START}),
+        (fakes.STOPPED, "stopped  Start it.", {START}),
         (fakes.STARTING, "Wait until it is ready.", set()),
         (fakes.READY, "answered a first token after 26 s", {QUICK}),
         (fakes.FAILED, "The KV cache is too small for one request of the full length.", {START}),
@@ -96,6 +96,49 @@ def test_start_starts_the_server(open_page: OpenPage) -> None:
     assert lab.supervisor.made == [("start", None)]
 
 
+def test_start_uses_the_last_configuration(open_page: OpenPage) -> None:
+    lab = fakes.make_lab(fakes.FAILED)
+    open_page(lab).button(key="home_start").click().run()
+    assert lab.supervisor.made == [("start", fakes.FAILED.config)]
+
+
+def test_start_is_off_with_the_reason_while_the_server_is_reserved(open_page: OpenPage) -> None:
+    at = open_page(fakes.make_lab(fakes.STOPPED_RESERVED))
+    start = at.button(key="home_start")
+    assert start.disabled and fakes.MEASURING[:-1] in start.help
+
+
+def test_a_lost_server_of_somebody_else_is_not_started(open_page: OpenPage) -> None:
+    lost = replace(fakes.ATTACHED, state=ServerState.FAILED, message="It can't be reached.")
+    at = open_page(fakes.make_lab(lost))
+    assert not at.exception
+    assert "It can't be reached." in said(at) and "attached to" not in said(at)
+    assert labels(at) == set()
+
+
+def test_memory_is_that_of_now_and_not_of_the_start(open_page: OpenPage) -> None:
+    lab = fakes.make_lab()
+    lab.machine = replace(lab.environment.hardware, ram_available_bytes=1024**3)
+    assert "Memory free  1.0 GiB  Close other programs: 3 GiB are needed." in said(open_page(lab))
+
+
+def test_memory_that_the_running_server_has_taken_is_not_missing(open_page: OpenPage) -> None:
+    lab = fakes.make_lab(fakes.READY)
+    lab.machine = replace(lab.environment.hardware, ram_available_bytes=1024**3)
+    words = said(open_page(lab))
+    assert "1.0 GiB, with the server running" in words and "Close other programs" not in words
+
+
+def test_a_database_that_cannot_be_read_is_a_message(open_page: OpenPage) -> None:
+    lab = fakes.make_lab()
+    lab.store.broken = StoreError(f"It is locked. {HOSTILE}", "Close the other program.")
+    at = open_page(lab)
+    assert not at.exception
+    assert "It is locked." in errors(at)[0] and "Close the other program." in errors(at)[0]
+    assert "Is this machine ready?" in said(at)
+    assert_no_live_markup(at)
+
+
 def test_start_that_is_refused_is_a_message(open_page: OpenPage) -> None:
     lab = fakes.make_lab()
     lab.supervisor.error = AlreadyRunning(f"The server is starting. {HOSTILE}", "There is only one at a time.")
@@ -107,9 +150,9 @@ def test_start_that_is_refused_is_a_message(open_page: OpenPage) -> None:
 
 
 def test_quick_generation_waits_for_a_comparison(open_page: OpenPage) -> None:
-    at = open_page(fakes.make_lab(fakes.READY, compare=fakes.RUNNING))
+    at = open_page(fakes.make_lab(fakes.READY_RESERVED, compare=fakes.RUNNING))
     assert at.button(key="home_quick").disabled
-    assert "Waits while a comparison is measured." in said(at)
+    assert fakes.MEASURING in said(at)
 
 
 def test_quick_generation_shows_the_answer_and_its_times(open_page: OpenPage) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from engine.errors import DiskFull
+from engine.errors import DiskFull, StoreError
 from engine.store import Run
 from tests.ui import fakes
 from tests.ui.conftest import OpenPage
@@ -47,7 +47,7 @@ def test_list_shows_every_run_with_its_result(open_page: OpenPage) -> None:
     shown = at.dataframe[0].value
     assert not at.exception
     assert list(shown["What"]) == ["HF vs vLLM: 3.12×", "Older one"]
-    assert list(shown["Result"]) == ["vLLM 3.1×"] * 2
+    assert list(shown["Result"]) == ["3.1×"] * 2
     assert list(shown["When"]) == ["1 Dec 2026, 06:40 UTC"] * 2
     assert list(shown["Status"]) == ["Done"] * 2
     assert list(shown["Took"]) == ["64 s"] * 2
@@ -87,6 +87,16 @@ def test_detail_shows_when_where_and_all_numbers(open_page: OpenPage) -> None:
         assert expected in words, expected
     assert "runs_levels" in keys(at)
     assert [button.label for button in at.get("download_button")] == ["JSON", "CSV"]
+
+
+@pytest.mark.parametrize("wanted", [None, FIRST.id])
+def test_a_database_that_cannot_be_read_is_a_message(open_page: OpenPage, wanted: str | None) -> None:
+    lab = fakes.make_lab(runs=[FIRST])
+    lab.store.broken = StoreError(f"It is damaged. {HOSTILE}", "Restart the lab.")
+    at = open_page(lab, "runs", **({"run": wanted} if wanted else {}))
+    assert not at.exception
+    assert errors(at) == [f"**It is damaged. {HOSTILE}**\n\nRestart the lab."]
+    assert_no_live_markup(at)
 
 
 def test_all_runs_leads_back_to_the_list(open_page: OpenPage) -> None:

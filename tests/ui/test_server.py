@@ -14,6 +14,7 @@ from engine.server.state import Diagnosis, Fix, KvCapacity, ServerSnapshot, Serv
 from tests.ui import fakes
 from tests.ui.conftest import OpenPage
 from tests.ui.page import (
+    ESCAPED,
     HOSTILE,
     assert_no_live_markup,
     errors,
@@ -272,7 +273,16 @@ def test_attach_sends_address_and_key(run_page: OpenPage) -> None:
     at.text_input(key="server_attach_url").set_value(" http://gpu:8000/v1 ")
     at.text_input(key="server_attach_key").set_value(" secret ")
     press(at, ATTACH)
-    assert lab.supervisor.made == [("attach", ("http://gpu:8000/v1", "secret"))]
+    assert lab.supervisor.made == [("attach", ("http://gpu:8000/v1", "secret", None))]
+
+
+def test_attach_names_one_of_several_models(run_page: OpenPage) -> None:
+    lab = fakes.make_lab()
+    at = run_page(lab, "server")
+    at.text_input(key="server_attach_url").set_value("http://gpu:8000/v1")
+    at.text_input(key="server_attach_model").set_value(" owner/name ")
+    press(at, ATTACH)
+    assert lab.supervisor.made == [("attach", ("http://gpu:8000/v1", None, "owner/name"))]
 
 
 def test_attach_without_a_key_sends_none(run_page: OpenPage) -> None:
@@ -280,7 +290,7 @@ def test_attach_without_a_key_sends_none(run_page: OpenPage) -> None:
     at = run_page(lab, "server")
     at.text_input(key="server_attach_url").set_value("http://gpu:8000")
     press(at, ATTACH)
-    assert lab.supervisor.made == [("attach", ("http://gpu:8000", None))]
+    assert lab.supervisor.made == [("attach", ("http://gpu:8000", None, None))]
 
 
 def test_attach_to_nothing_is_a_message(run_page: OpenPage) -> None:
@@ -294,7 +304,8 @@ def test_attach_to_nothing_is_a_message(run_page: OpenPage) -> None:
 @pytest.mark.parametrize(
     ("server", "compare", "words"),
     [
-        (fakes.READY, fakes.RUNNING, "Waits until the comparison or the stop is over."),
+        (STOPPING, None, "Waits until the stop is over."),
+        (fakes.STARTING, None, "Waits until the start or the stop is over."),
         (fakes.ATTACHED, None, "Detach from the other server first."),
         (fakes.READY, None, "Stop the lab's own server first."),
     ],
@@ -303,6 +314,31 @@ def test_a_control_that_is_off_says_why(
     run_page: OpenPage, server: ServerSnapshot, compare: object, words: str
 ) -> None:
     assert words in said(run_page(fakes.make_lab(server, compare=compare), "server"))
+
+
+@pytest.mark.parametrize(
+    ("server", "buttons"),
+    [
+        (fakes.STOPPED_RESERVED, {START, ATTACH}),
+        (fakes.READY_RESERVED, {STOP, RESTART, ATTACH}),
+        (fakes.FAILED_RESERVED, {FIX, START, ATTACH}),
+        (fakes.ATTACHED_RESERVED, {DETACH, START, ATTACH}),
+    ],
+)
+def test_nothing_can_be_pressed_while_the_server_is_reserved(
+    run_page: OpenPage, server: ServerSnapshot, buttons: set[str]
+) -> None:
+    at = run_page(fakes.make_lab(server), "server")
+    assert labels(at) == set()
+    assert {ESCAPED.sub(r"\1", button.label) for button in at.button} == buttons
+    assert all(fakes.MEASURING[:-1] in button.help for button in at.button)
+
+
+def test_of_an_attached_server_it_says_what_is_not_known(run_page: OpenPage) -> None:
+    words = said(run_page(fakes.make_lab(fakes.ATTACHED), "server"))
+    assert "its weights, dtype and threads are not known" in words
+    adopted = replace(fakes.READY, attached=True, adopted=True)
+    assert "not known" not in part(run_page(fakes.make_lab(adopted), "server"), "server_status")
 
 
 def test_gpu_has_a_memory_share_and_parallel_settings(run_page: OpenPage) -> None:

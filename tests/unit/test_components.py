@@ -18,6 +18,7 @@ from components import figures, html, palette, results
 from components import format as fmt
 from components.race import race_data
 from engine.compare_results import (
+    ENGINE_LABELS,
     CompareResults,
     CompareSnapshot,
     CompareState,
@@ -157,13 +158,14 @@ def test_no_text_becomes_markup_in_our_html() -> None:
 
         text = "<script>x</script> \" ' &amp;"
         html.eyebrow(text)
-        html.hero(text, text, text, text)
+        html.hero(text, text, text, text, [(text, 1.0, text, text)])
         html.bars([(text, 1.0, text, text)])
+        html.table([text], [[text, text]])
         html.facts([(text, text, text)])
 
     body = bodies(script)
     assert "<script" not in body
-    assert body.count("&lt;script&gt;x&lt;/script&gt; &quot; &#x27; &amp;amp;") == 11
+    assert body.count("&lt;script&gt;x&lt;/script&gt; &quot; &#x27; &amp;amp;") == 17
     assert not re.search(r'style="[^"]*[<>]', body)
 
 
@@ -174,7 +176,7 @@ def test_longest_bar_is_widest_and_an_unknown_one_has_no_length() -> None:
         html.bars([("a", 25.0, "25 tok/s", "#111"), ("b", 100.0, "100 tok/s", "#222"), ("c", None, "—", "#333")])
 
     body = bodies(script)
-    assert re.findall(r"width:([\d.]+)%", body) == ["19.50", "78.00", "0.00"]
+    assert re.findall(r"width:([\d.]+)%", body) == ["16.50", "66.00", "0.00"]
     assert "—" in body
 
 
@@ -216,18 +218,19 @@ def themes() -> dict[str, dict[str, object]]:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("engine", palette.ENGINES)
+@pytest.mark.parametrize("engine", palette.COLOURS)
 def test_engine_colours_can_be_seen_on_both_backgrounds(engine: str, theme: str) -> None:
     assert contrast(palette.colour(engine), str(themes()[theme]["backgroundColor"])) >= 3
 
 
 def test_every_engine_has_a_colour_and_a_name_of_its_own() -> None:
-    assert len({look.colour for look in palette.ENGINES.values()} | {palette.NEUTRAL}) == len(palette.ENGINES) + 1
-    assert len({look.name for look in palette.ENGINES.values()}) == len(palette.ENGINES)
+    assert len({*palette.COLOURS.values(), palette.NEUTRAL}) == len(palette.COLOURS) + 1
+    assert set(palette.COLOURS) == set(ENGINE_LABELS)
+    assert [palette.name(engine) for engine in palette.COLOURS] == [ENGINE_LABELS[engine] for engine in palette.COLOURS]
 
 
 def test_charts_of_the_theme_use_the_engines_colours() -> None:
-    ours = [look.colour for look in palette.ENGINES.values()]
+    ours = list(palette.COLOURS.values())
     for theme in themes().values():
         assert theme["chartCategoricalColors"][: len(ours)] == ours  # type: ignore[index]
 
@@ -250,11 +253,11 @@ LEVELS = (
 
 def test_levels_are_one_line_for_each_engine_and_mode_in_order_of_users() -> None:
     lines = {line.name: line for line in figures.levels_figure(LEVELS).data}
-    assert list(lines) == ["Hugging Face, one after another", "vLLM, all at once", "Hugging Face, static batch"]
+    assert list(lines) == ["Hugging Face, one after another", "vLLM, all at once", "Hugging Face, one static batch"]
     assert list(lines["Hugging Face, one after another"].x) == [1, 5]
     assert list(lines["Hugging Face, one after another"].y) == [32.0, 33.0]
     assert lines["vLLM, all at once"].line.color == palette.colour("vllm")
-    assert lines["Hugging Face, static batch"].line.dash == "dash"
+    assert lines["Hugging Face, one static batch"].line.dash == "dash"
 
 
 def test_an_unknown_throughput_is_no_point() -> None:
@@ -291,6 +294,7 @@ def test_gaps_begin_before_the_second_chunk() -> None:
 
 def test_charts_are_told_in_words() -> None:
     assert "vLLM, all at once, 5 users: 330 tok/s" in figures.levels_alt(LEVELS)
+    assert "Hugging Face, one after another, 1 user: 32 tok/s" in figures.levels_alt(LEVELS)
     assert figures.gaps_alt((30.0, 10.0, 12.5)) == ("3 gaps between chunks, middle one 12.5 ms, longest 30.0 ms.")
     assert figures.gaps_alt(()) == "No gaps between chunks yet."
 
@@ -334,7 +338,8 @@ def lane(data: dict[str, object], number: int) -> dict[str, object]:
 
 
 def test_before_the_race_there_is_nothing_to_replay() -> None:
-    assert raced(CompareState.IDLE) == {"replay": False, "autoplay": False, "lanes": []}
+    data = raced(CompareState.IDLE)
+    assert (data["replay"], data["autoplay"], data["lanes"]) == (False, False, [])
 
 
 def test_a_lane_that_is_measured_ticks_and_the_other_waits() -> None:
@@ -351,6 +356,7 @@ def test_a_lane_that_is_measured_ticks_and_the_other_waits() -> None:
         "follow": False,
         "note": "Measuring now",
         "rate": "",
+        "finished": "Finished: repeat 3 of 3",
         "total": 40,
     }
     assert (lane(data, 1)["ticking"], lane(data, 1)["note"]) == (False, "Waiting for its turn")
@@ -369,6 +375,21 @@ def test_after_the_race_both_are_replayed_with_their_rates() -> None:
     assert (data["replay"], data["autoplay"]) == (True, True)
     assert [lane(data, i)["rate"] for i in (0, 1)] == ["20 tok/s", "100 tok/s"]
     assert [lane(data, i)["ticking"] for i in (0, 1)] == [False, False]
+
+
+def test_a_replay_says_how_it_was_recorded_and_which_repeat_it_is() -> None:
+    data = raced(CompareState.DONE, HF_DONE, VLLM_DONE)
+    assert "Recorded one after the other, shown here as if started together: repeat 3 of 3." in str(data["footer"])
+    assert "median of all 3" in str(data["footer"])
+    assert lane(data, 1)["finished"] == "Finished: repeat 3 of 3"
+    once = race_data(CompareSnapshot(CompareState.DONE, config=CompareConfig(repeats=1), lanes=(HF_DONE, VLLM_DONE)))
+    assert "median" not in once["footer"] and once["lanes"][0]["finished"] == "Finished"
+
+
+def test_the_lane_of_an_attached_server_is_named_so() -> None:
+    found = CompareResults(engines={}, context={"model": "owner/name"})
+    data = race_data(CompareSnapshot(CompareState.DONE, lanes=(HF_DONE, VLLM_DONE), results=found))
+    assert [lane(data, i)["label"] for i in (0, 1)] == ["Hugging Face", "Attached server"]
 
 
 @pytest.mark.parametrize("state", [CompareState.CANCELLED, CompareState.FAILED])

@@ -118,7 +118,17 @@ def headline(results: CompareResults, note: str) -> None:
         return
     who = "one request to the attached server" if is_of_attached_server(results) else "one request"
     claim = f"the tokens per second of plain Hugging Face, {who}"
-    html.hero(ratio(results.ratio), claim, note, palette.colour("vllm"), speed_rows(results))
+    doubt = " · The ranges overlap: measure again while nothing else runs." if ranges_overlap(results) else ""
+    html.hero(ratio(results.ratio), claim, note + doubt, palette.colour("vllm"), speed_rows(results))
+
+
+def ranges_overlap(results: CompareResults) -> bool:
+    """The slowest repeat of one engine was no faster than the fastest of the other."""
+    spreads = [values.spread for name, values in results.engines.items() if name in ("hf", "vllm")]
+    if len(spreads) < 2 or not all(spreads):
+        return False
+    (low_a, high_a), (low_b, high_b) = (spread for spread in spreads if spread)
+    return low_a <= high_b and low_b <= high_a
 
 
 def details(results: CompareResults, key: str) -> None:

@@ -42,6 +42,15 @@ def panel(streaming: bool) -> None:
         chat_view.numbers(now, endpoint)
 
 
+def notice() -> None:
+    """Why nothing can be sent now."""
+    if endpoint is None:
+        st.info("Chat needs a running server.", icon=":material/info:")
+        st.page_link("pages/server.py", label="Start or attach one", icon=":material/dns:")
+    else:
+        st.info(f"{plain(measuring)} Chatting now would slow it down.", icon=":material/timer:")
+
+
 left, right = st.columns([3, 2], gap="large")
 every = POLL_S if snapshot.streaming else None
 with left:
@@ -54,11 +63,9 @@ with left:
             st.rerun()
         if st.button("Stop", icon=":material/stop_circle:", key="chat_stop", disabled=not snapshot.streaming):
             session.stop()
-    if endpoint is None:
-        st.info("Chat needs a running server.", icon=":material/info:")
-        st.page_link("pages/server.py", label="Start or attach one", icon=":material/dns:")
-    elif measuring:
-        st.info(f"{plain(measuring)} Chatting now would slow it down.", icon=":material/timer:")
+    if endpoint is None or measuring:
+        with st.container(key="chat_notice"):
+            notice()
     st.fragment(conversation, run_every=every)(snapshot.streaming)
     text = st.chat_input(
         "Message to the model" if endpoint else "Start the server first",

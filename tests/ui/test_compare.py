@@ -313,6 +313,15 @@ def test_results_of_an_attached_server_claim_nothing_that_is_not_known(open_page
     assert "vLLM ran" not in said(at)
 
 
+def test_a_ratio_within_the_noise_is_said_to_be_so(open_page: OpenPage) -> None:
+    hf = replace(fakes.RESULTS.engines["hf"], spread=(31.0, 99.0))
+    results = replace(fakes.RESULTS, engines={**fakes.RESULTS.engines, "hf": hf})
+    _, at = opened(open_page, replace(fakes.DONE, results=results))
+    assert "The ranges overlap" in part(at, "compare_result")
+    _, at = opened(open_page, fakes.DONE)
+    assert "overlap" not in said(at)
+
+
 def test_one_user_alone_has_no_section_of_more_users(open_page: OpenPage) -> None:
     one = replace(fakes.RESULTS, levels=tuple(level for level in fakes.RESULTS.levels if level.users == 1))
     _, at = opened(open_page, replace(fakes.DONE, results=one))

@@ -316,6 +316,23 @@ def test_a_spread_of_one_repeat_is_not_shown() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("hf", "vllm", "overlap"),
+    [
+        ((18.0, 24.0), (9.2, 18.5), True),
+        ((9.2, 18.5), (18.0, 24.0), True),
+        ((18.0, 24.0), (24.5, 30.0), False),
+        ((18.0, 24.0), (17.0, 30.0), True),
+        (None, (17.0, 30.0), False),
+    ],
+)
+def test_ranges_that_overlap_are_no_clear_difference(
+    hf: tuple[float, float] | None, vllm: tuple[float, float], overlap: bool
+) -> None:
+    found = CompareResults(engines={"hf": EngineResult(spread=hf), "vllm": EngineResult(spread=vllm)})
+    assert results.ranges_overlap(found) is overlap
+
+
 # -- the race
 
 HF_PIECES = ((0.5, "The "), (1.0, "sky "), (2.0, "is."))

@@ -35,6 +35,7 @@ from engine.server.command import resolved_dtype, uses_eager
 from engine.server.processes import group_members, proportional_bytes
 from engine.server.supervisor import Supervisor
 from engine.store import RunStore, new_run
+from engine.telemetry.host import other_cores, read_cpu
 from engine.telemetry.prometheus import scrape
 
 Prompt = list[int] | str
@@ -42,6 +43,7 @@ Plan = dict[int, list[list[Prompt]]]
 IdsOf = Callable[[str], list[int]]
 POLL_S = 0.3
 NOT_FOUND = 404
+BUSY_SHARE = 0.2
 RESERVED = "A comparison is being measured."
 BOTH_FIT_FACTOR, BOTH_FIT_EXTRA = 1.3, int(1.5 * 1024**3)
 APART_NOTE = "Both engines do not fit into memory together: the server was stopped while Hugging Face ran."
@@ -210,9 +212,10 @@ class CompareRunner:
                 loaded = baseline.load()
                 self._note_loaded(loaded)
                 plan = plan or self._plan(config, lambda text: baseline.tokenize(_messages(text)), loaded.max_length)
-                for users, groups in plan.items():
-                    for mode in _hf_modes(users, config):
-                        self._measure_hf_mode(config, hardware, baseline, loaded, users, mode, groups)
+                with self._watched("hf", hardware, baseline.pid):
+                    for users, groups in plan.items():
+                        for mode in _hf_modes(users, config):
+                            self._measure_hf_mode(config, hardware, baseline, loaded, users, mode, groups)
             finally:
                 self._baseline = None
         self._board.lane("hf", state=LaneState.DONE)
@@ -270,25 +273,39 @@ class CompareRunner:
     def _measure_vllm(self, config: CompareConfig, engine: str, plan: Plan) -> None:
         endpoint, current = self._supervisor.endpoint(), self._supervisor.snapshot()
         self._subject.commands[engine] = current.command
-        cached, asked = 0, 0
-        for users, groups in plan.items():
-            repeats: list[Repeat] = []
-            try:
-                for number, prompts in enumerate(groups):
-                    self._check_cancel()
-                    self._board.begin_repeat(engine, Mode.CONCURRENT, users, number)
-                    repeat = self._vllm_repeat(endpoint, engine, prompts, config.max_tokens)
-                    if number:
-                        repeats.append(repeat)
-                        cached, asked = cached + (repeat.cached_tokens or 0), asked + (repeat.prompt_tokens or 0)
-            finally:
-                memory = self._server_memory() if repeats else None
-                self._board.add(engine, users, Mode.CONCURRENT, repeats, load_s=current.load_s, memory_bytes=memory)
-        if asked:
+        everything: list[Repeat] = []
+        with self._watched(engine, detect_hardware(self._settings), current.pid):
+            for users, groups in plan.items():
+                everything += self._measure_vllm_users(config, endpoint, engine, users, groups, current.load_s)
+        asked = sum(repeat.prompt_tokens or 0 for repeat in everything)
+        if asked and all(repeat.cached_tokens is not None for repeat in everything):
+            cached = sum(repeat.cached_tokens or 0 for repeat in everything)
             self._board.note(
                 f"{ENGINE_LABELS[engine]} found {cached:,} of {asked:,} prompt tokens in its prefix cache."
             )
         self._board.lane(engine, state=LaneState.DONE)
+
+    def _measure_vllm_users(
+        self,
+        config: CompareConfig,
+        endpoint: Endpoint,
+        engine: str,
+        users: int,
+        groups: list[list[Prompt]],
+        load_s: float | None,
+    ) -> list[Repeat]:
+        repeats: list[Repeat] = []
+        try:
+            for number, prompts in enumerate(groups):
+                self._check_cancel()
+                self._board.begin_repeat(engine, Mode.CONCURRENT, users, number)
+                repeat = self._vllm_repeat(endpoint, engine, prompts, config.max_tokens)
+                if number:
+                    repeats.append(repeat)
+        finally:
+            memory = self._server_memory() if repeats else None
+            self._board.add(engine, users, Mode.CONCURRENT, repeats, load_s=load_s, memory_bytes=memory)
+        return repeats
 
     def _vllm_repeat(self, endpoint: Endpoint, engine: str, prompts: list[Prompt], new_tokens: int) -> Repeat:
         requests = [CompletionRequest(prompt=prompt, max_tokens=new_tokens, ignore_eos=True) for prompt in prompts]
@@ -309,6 +326,21 @@ class CompareRunner:
             if crash is not None:
                 raise ServerFailed(crash.cause, crash.remedy) from None
             raise
+
+    @contextmanager
+    def _watched(self, engine: str, hardware: Hardware, pid: int | None) -> Iterator[None]:
+        """Warn when something else kept the cores busy meanwhile; only where the cores are what computes."""
+        if pid is None or hardware.device != Device.CPU:
+            yield
+            return
+        before = read_cpu(hardware.cpu_ids, pid)
+        yield
+        others, cores = other_cores(before, read_cpu(hardware.cpu_ids, pid)), len(hardware.cpu_ids)
+        if others is not None and others > BUSY_SHARE * cores:
+            self._board.warn(
+                f"While {ENGINE_LABELS[engine]} was measured, other programs (the browser and this app among them) "
+                f"kept {others:.1f} of {cores} cores busy: its numbers are lower than they could be."
+            )
 
     # -- the server
 

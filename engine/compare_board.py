@@ -80,6 +80,10 @@ class Board:
         """Something a reader needs to judge the numbers."""
         self.change_results(notes=(*self.results.notes, sentence))
 
+    def warn(self, sentence: str) -> None:
+        """Why the numbers may be wrong."""
+        self.change_results(warnings=(*self.results.warnings, sentence))
+
     def lane(self, engine: str, **changes: Any) -> None:
         """Change one engine's lane; it appears with its first change."""
         with self._lock:

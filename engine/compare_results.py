@@ -172,7 +172,8 @@ class RacePieces:
 class CompareResults:
     """Everything measured so far; engines by name: hf, vllm, vllm_eager.
 
-    ``notes`` are sentences a reader needs to judge the numbers (nonces, what was stopped, what is missing).
+    ``notes`` are sentences a reader needs to judge the numbers (nonces, what was stopped, what is missing);
+    ``warnings`` say why they may be wrong.
     ``context`` says what is known of both: model, weights, device, dtype, threads.
     """
 
@@ -181,6 +182,7 @@ class CompareResults:
     weights_bytes: int | None = None
     race: tuple[RacePieces, ...] = ()
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     context: Mapping[str, Any] | None = None
 
     @property
@@ -218,6 +220,7 @@ class CompareResults:
             "weights_bytes": self.weights_bytes,
             "race": [{"engine": race.engine, "pieces": [list(piece) for piece in race.pieces]} for race in self.race],
             "notes": list(self.notes),
+            "warnings": list(self.warnings),
             "context": dict(self.context or {}),
         }
 
@@ -233,6 +236,7 @@ class CompareResults:
                 for race in values.get("race", ())
             ),
             notes=tuple(values.get("notes", ())),
+            warnings=tuple(values.get("warnings", ())),
             context=values.get("context"),
         )
 

@@ -70,6 +70,7 @@ class Script:
     ttft_s: float = 0.03
     gap_s: float = 0.01
     prompt_tokens: int = 7
+    cached: int | None = None
     finish: str = "length"
     frames: Sequence[Frame] | None = None
     end: str = "close"
@@ -90,7 +91,12 @@ class Script:
             )
             for i in range(self.tokens)
         ]
-        return [*role, *texts, (0.0, usage_event(self.prompt_tokens, self.tokens, chat=chat)), (0.0, DONE)]
+        return [
+            *role,
+            *texts,
+            (0.0, usage_event(self.prompt_tokens, self.tokens, chat=chat, cached=self.cached)),
+            (0.0, DONE),
+        ]
 
 
 @dataclass

@@ -19,7 +19,7 @@ from engine.errors import AlreadyRunning, LabError, StoreError
 from engine.models import ModelOrigin, ModelSource
 from engine.server.state import Phase, ServerState
 from tests.fake_baseline import TOKEN_S
-from tests.fake_openai import FakeOpenAI
+from tests.fake_openai import FakeOpenAI, Script
 from tests.supervised import Lab, eventually
 
 CONFIG = CompareConfig(prompt="why is it so", max_tokens=10, repeats=2)  # the fake server's answers have 10 tokens
@@ -305,7 +305,24 @@ def test_a_server_that_can_not_tokenise_is_measured_with_hugging_faces_ids(
         assert CONFIG.prompt in fake.sent[-1].body["prompt"]
 
 
-def test_what_the_prefix_cache_gave_is_told(lab: Lab, runner: CompareRunner) -> None:
+@pytest.mark.parametrize(("cached", "told"), [(None, False), (0, True), (3, True)])
+def test_what_the_prefix_cache_gave_is_told_where_it_is_known(
+    lab: Lab, runner: CompareRunner, cached: int | None, told: bool
+) -> None:
+    with FakeOpenAI(Script(cached=cached)) as fake:
+        lab.supervisor.attach(fake.base_url)
+        runner.start(replace(CONFIG, engines=("vllm",)))
+        notes = results(finished(runner)).notes
+    assert any(f"found {2 * (cached or 0)} of 14 prompt tokens" in note for note in notes) is told
+
+
+@pytest.mark.parametrize(("others", "warnings"), [(0.1, 0), (0.9, 2)])
+def test_a_machine_that_is_busy_with_something_else_is_told(
+    lab: Lab, runner: CompareRunner, monkeypatch: pytest.MonkeyPatch, others: float, warnings: int
+) -> None:
+    monkeypatch.setattr(compare, "other_cores", lambda *_: others)
     runner.start(CONFIG)
-    notes = results(finished(runner)).notes
-    assert any("prefix cache" in note and "of 14 prompt tokens" in note for note in notes)
+    found = results(finished(runner))
+    assert len(found.warnings) == warnings
+    assert all("0.9 of 1 cores" in warning for warning in found.warnings)
+    assert CompareResults.from_dict(found.to_dict()).warnings == found.warnings

@@ -23,7 +23,9 @@ QUICK_TIMEOUT_S = 60.0
 
 
 def show(checks: Iterable[Check]) -> None:
-    st.html(f'<div class="lab-checks">{"".join(_line(check) for check in checks)}</div>')
+    """What needs attention comes first."""
+    lines = sorted(checks, key=lambda check: check.ok)
+    st.html(f'<div class="lab-checks">{"".join(_line(check) for check in lines)}</div>')
 
 
 def _line(check: Check) -> str:

@@ -112,10 +112,16 @@ def _speed_text(values: EngineResult) -> str:
 
 
 def headline(results: CompareResults, note: str) -> None:
-    """The ratio as big as a room needs it, and the bars it comes from."""
+    """The ratio as big as a room needs it, the bars it comes from, and what speaks against them."""
     if results.ratio is None:
         html.bars(speed_rows(results))
-        return
+    else:
+        _hero(results, note)
+    for warning in results.warnings:
+        st.warning(plain(warning), icon=":material/speed:")
+
+
+def _hero(results: CompareResults, note: str) -> None:
     who = "one request to the attached server" if is_of_attached_server(results) else "one request"
     claim = f"the tokens per second of plain Hugging Face, {who}"
     doubt = " · The ranges overlap: measure again while nothing else runs." if ranges_overlap(results) else ""

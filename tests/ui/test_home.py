@@ -44,6 +44,13 @@ def test_machine_check_lists_hardware_and_says_what_is_missing(open_page: OpenPa
     assert "torch  not installed  Run make setup." in words
 
 
+def test_what_needs_attention_comes_first(open_page: OpenPage) -> None:
+    lab = fakes.make_lab(fakes.READY)
+    lab.environment = replace(lab.environment, packages={**lab.environment.packages, "torch": None})
+    words = said(open_page(lab))
+    assert words.index("torch  not installed") < words.index("Python  3.11.9")
+
+
 def test_failed_server_without_a_diagnosis_says_its_message(open_page: OpenPage) -> None:
     at = open_page(fakes.make_lab(ServerSnapshot(state=ServerState.FAILED, message=f"It died. {HOSTILE}")))
     assert f"It died. {HOSTILE}" in said(at)

@@ -375,9 +375,9 @@ def test_shown_snippet_is_python_for_the_same_request() -> None:
     assert repr(config.prompt) in snippet and repr("owner/na'me") in snippet and "max_tokens=64" in snippet
 
 
-def test_a_busy_machine_is_told_beside_the_numbers(run_page: OpenPage) -> None:
+def test_a_busy_machine_is_told_beside_the_numbers(open_page: OpenPage) -> None:
     assert fakes.DONE.results is not None
     warned = replace(fakes.DONE, results=replace(fakes.DONE.results, warnings=("Others kept 0.9 of 2 cores busy.",)))
-    at = run_page(fakes.make_lab(fakes.READY, compare=warned), "compare")
+    _, at = opened(open_page, warned)
     assert not at.exception
     assert any("0\\.9 of 2 cores" in found.value for found in at.warning)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
-import os
-import socket
 import sys
 import threading
 import webbrowser
@@ -19,40 +17,23 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from components import services
-from engine.config import PROJECT_ROOT
+from engine.config import DEFAULT_PORT, PROJECT_ROOT, Settings
 from engine.errors import ConfigError, LabError
+from engine.server.life import port_is_free
 
 ADDRESS = "127.0.0.1"
-DEFAULT_PORT = 8501
 # Half a second here, once: two pages importing them at the same time can find them half made, and an import in
 # the middle of a chat delays the tokens that are being timed.
 PRELOADED = ("pandas", "plotly.graph_objects", "openai", "streamlit.elements.arrow", "components.figures")
 
 
-def app_port() -> int:
-    """Port of the app; raises ConfigError for a LAB_PORT that is no port."""
-    word = os.environ.get("LAB_PORT", "").strip()
-    if not word:
-        return DEFAULT_PORT
-    if not word.isdigit() or not 1024 <= int(word) <= 65535:
-        raise ConfigError(f"LAB_PORT is {word!r}.", "Use 1024 to 65535, or leave it unset for 8501.")
-    return int(word)
-
-
 def require_free(port: int) -> None:
-    """Raise ConfigError when something listens on the port already.
-
-    SO_REUSEADDR, so that the remains of an app that just ended don't count as taken.
-    """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((ADDRESS, port))
-        except OSError as error:
-            raise ConfigError(
-                f"Port {port} is taken, perhaps by a vLLM Lab that is open already (http://{ADDRESS}:{port}).",
-                f"Use that one, end it, or choose another port: LAB_PORT={port + 1} make run",
-            ) from error
+    """Raise ConfigError when something listens on the port already."""
+    if not port_is_free(port):
+        raise ConfigError(
+            f"Port {port} is taken, perhaps by a vLLM Lab that is open already (http://{ADDRESS}:{port}).",
+            f"Use that one, end it, or choose another port: LAB_PORT={port + 1} make run",
+        )
 
 
 @asynccontextmanager
@@ -86,7 +67,7 @@ def open_browser(port: int) -> None:
 
 def main() -> int:
     try:
-        port = app_port()
+        port = Settings.from_env().port
         require_free(port)
     except ConfigError as error:
         print(f"vLLM Lab: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What can be chosen, as frozen values, and the only reader of environment variables.
+"""What can be chosen, as frozen values, and the only reader of the lab's own environment variables.
 
 Every experiment and every server start is described completely by one of these values,
 so that a run can be repeated from what was saved with it.
@@ -24,6 +24,7 @@ OFFERED_MODELS = (
 DTYPES = ("auto", "half", "bfloat16", "float32")
 EXECUTOR_BACKENDS = ("mp", "ray")
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
+DEFAULT_PORT = 8501
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 
@@ -40,13 +41,15 @@ class Settings:
     """The environment variables of the lab, read once.
 
     ``LAB_DATA_DIR`` moves everything the lab writes; ``LAB_DEVICE`` (cpu, cuda) overrides
-    detection; ``LAB_AUTOSTART=0`` leaves the server off; ``HF_HUB_OFFLINE=1`` keeps off the network.
+    detection; ``LAB_AUTOSTART=0`` leaves the server off; ``LAB_PORT`` moves the app from port 8501;
+    ``HF_HUB_OFFLINE=1`` keeps off the network.
     """
 
     data_dir: Path
     device: Device | None = None
     autostart: bool = True
     hub_offline: bool = False
+    port: int = DEFAULT_PORT
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
@@ -61,6 +64,7 @@ class Settings:
             device=Device(device) if device else None,
             autostart=_flag(env, "LAB_AUTOSTART", default=True),
             hub_offline=_flag(env, "HF_HUB_OFFLINE", default=False),
+            port=_port(env.get("LAB_PORT", "").strip()),
         )
 
     @property
@@ -205,6 +209,14 @@ class CompareConfig:
 def _positive(name: str, value: int) -> None:
     if value < 1:
         raise ConfigError(f"{name} is {value}.", "Use a whole number of at least 1.")
+
+
+def _port(word: str) -> int:
+    if not word:
+        return DEFAULT_PORT
+    if not word.isdecimal() or not 1024 <= int(word) <= 65535:
+        raise ConfigError(f"LAB_PORT is {word!r}.", "Use 1024 to 65535, or leave it unset for 8501.")
+    return int(word)
 
 
 def _flag(env: Mapping[str, str], name: str, *, default: bool) -> bool:

@@ -183,3 +183,15 @@ def test_an_endpoint_knows_its_root_and_its_headers() -> None:
     assert endpoint.root_url == "http://127.0.0.1:8000"
     assert endpoint.headers == {"Authorization": "Bearer k"}
     assert Endpoint("http://127.0.0.1:8000/v1", "m").headers == {}
+
+
+def test_the_port_of_the_app_can_be_moved() -> None:
+    assert Settings.from_env({}).port == 8501
+    assert Settings.from_env({"LAB_PORT": " 8600 "}).port == 8600
+
+
+@pytest.mark.parametrize("word", ["80", "70000", "x", "-8600", "86.5", "²²²²"])
+def test_a_port_that_is_none_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match="LAB_PORT") as caught:
+        Settings.from_env({"LAB_PORT": word})
+    assert caught.value.remedy

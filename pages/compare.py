@@ -16,14 +16,19 @@ snapshot = services.compare.snapshot()
 server = services.supervisor.snapshot()
 
 
-def live(drawn: CompareState) -> None:
+def live(drawn: tuple[bool, bool]) -> None:
     """Progress, Cancel and the lanes; polled while the comparison runs."""
     now = services.compare.snapshot()
-    if now.state != drawn:
+    if outline(now) != drawn:
         st.rerun()
     if now.running:
         progress(now)
     race(now, key="compare_race")
+
+
+def outline(now: CompareSnapshot) -> tuple[bool, bool]:
+    """What decides which parts the page has: whether it runs, and whether there is a ratio to show already."""
+    return now.running, now.results is not None and now.results.ratio is not None
 
 
 def progress(now: CompareSnapshot) -> None:
@@ -49,17 +54,17 @@ if not snapshot.running:
     outcome(snapshot)
 finished = snapshot.results is not None and not snapshot.results.empty
 
-if finished and snapshot.results is not None:
+if finished and snapshot.results is not None and (not snapshot.running or snapshot.results.ratio is not None):
     note = f"Median of {snapshot.config.repeats} repeats, warm-up discarded" if snapshot.config else ""
     with st.container(border=True, key="compare_result"):
         results.headline(snapshot.results, note)
 
 if snapshot.running or snapshot.lanes:
-    st.fragment(live, run_every=POLL_S if snapshot.running else None)(snapshot.state)
+    st.fragment(live, run_every=POLL_S if snapshot.running else None)(outline(snapshot))
 else:
     compare_form.introduction(server)
 
-if finished and snapshot.results is not None:
+if finished and not snapshot.running and snapshot.results is not None:
     results.details(snapshot.results, key="compare_levels")
     if snapshot.run_id:
         st.page_link(

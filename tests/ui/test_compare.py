@@ -381,3 +381,12 @@ def test_a_busy_machine_is_told_beside_the_numbers(open_page: OpenPage) -> None:
     _, at = opened(open_page, warned)
     assert not at.exception
     assert any("0\\.9 of 2 cores" in found.value for found in at.warning)
+
+
+def test_the_ratio_is_shown_as_soon_as_it_is_known(open_page: OpenPage) -> None:
+    _, at = opened(open_page, replace(fakes.RUNNING, results=fakes.DONE.results))
+    assert not at.exception
+    assert "3.1×" in said(at)
+    assert not at.table
+    _, before = opened(open_page, fakes.RUNNING)
+    assert "×" not in said(before)

@@ -12,6 +12,8 @@ from components.format import plain
 from components.server_view import changed_settings
 from engine.config import DTYPES, EXECUTOR_BACKENDS, OFFERED_MODELS, Device, ServerConfig
 from engine.environment import Hardware
+from engine.errors import LabError
+from engine.kv.capacity import max_length, read_config
 from engine.server.command import block_sizes
 from engine.server.state import ServerSnapshot, ServerState
 from engine.server.supervisor import Supervisor
@@ -19,6 +21,9 @@ from engine.services import LabServices
 
 AUTO = "auto"
 RAY_MOST_WORKERS = 64
+LENGTHS = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 65536, 131072)
+THE_MODELS_OWN = 0
+SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 MODE_AUTO, MODE_EAGER, MODE_GRAPHS = "Automatic", "Eager", "Compiled, with graphs"
 MODES: dict[str, bool | None] = {MODE_AUTO: None, MODE_EAGER: True, MODE_GRAPHS: False}
 
@@ -27,7 +32,8 @@ def configuration(services: LabServices, snapshot: ServerSnapshot) -> None:
     """The form, and Start or Restart with it."""
     current = snapshot.config or ServerConfig()
     with st.form("server_form", border=True, enter_to_submit=False):
-        values = _fields(current, services.environment.hardware, snapshot.generation)
+        longest = _longest(snapshot)
+        values = _fields(current, services.environment.hardware, longest, snapshot.generation)
         running = snapshot.state in (ServerState.STARTING, ServerState.READY) and not snapshot.attached
         blocked = _blocked(snapshot)
         pressed = st.form_submit_button(
@@ -64,31 +70,12 @@ def _not_attachable(snapshot: ServerSnapshot) -> str | None:
     return "Waits until the start or the stop is over." if snapshot.busy else None
 
 
-def _fields(config: ServerConfig, hardware: Hardware, generation: int) -> dict[str, Any]:
+def _fields(config: ServerConfig, hardware: Hardware, longest: int | None, generation: int) -> dict[str, Any]:
     """Keyed by the start they belong to: after a start, by whomever, the form shows what it started with."""
     values: dict[str, Any] = {"model": _model(config.model, generation)}
-    left, middle, right = st.columns(3, gap="medium")
-    with left:
-        values["max_model_len"] = _number_or_empty(
-            "Context length (max_model_len)",
-            16,
-            1_048_576,
-            config.max_model_len,
-            256,
-            key=f"server_max_model_len_{generation}",
-            help="Tokens of prompt and answer together that one request may have. Empty: what the model allows.",
-            placeholder="what the model allows",
-        )
-        values["max_num_seqs"] = st.number_input(
-            "Requests at once (max_num_seqs)",
-            1,
-            4096,
-            config.max_num_seqs,
-            8,
-            key=f"server_max_num_seqs_{generation}",
-            help="How many requests may run in one batch; more of them wait.",
-        )
-    with middle:
+    values.update(_sizes(config, longest, generation))
+    columns = st.columns(4, gap="medium")
+    with columns[0]:
         values["dtype"] = st.selectbox(
             "Number format (dtype)",
             DTYPES,
@@ -96,6 +83,7 @@ def _fields(config: ServerConfig, hardware: Hardware, generation: int) -> dict[s
             key=f"server_dtype_{generation}",
             help="auto: what fits this hardware (half on a GPU older than compute capability 8.0).",
         )
+    with columns[1]:
         sizes = [AUTO, *map(str, block_sizes(hardware))]
         chosen = str(config.block_size or AUTO)
         block = st.selectbox(
@@ -106,8 +94,9 @@ def _fields(config: ServerConfig, hardware: Hardware, generation: int) -> dict[s
             help="Only the sizes that this machine's attention backend takes.",
         )
         values["block_size"] = None if block == AUTO else int(block)
-    with right:
+    with columns[2]:
         values.update(_memory(config, hardware, generation))
+    with columns[3]:
         mode = next(name for name, eager in MODES.items() if eager == config.enforce_eager)
         picked = st.selectbox(
             "Execution",
@@ -125,6 +114,38 @@ def _fields(config: ServerConfig, hardware: Hardware, generation: int) -> dict[s
     if len(hardware.gpus) > 1 or hardware.ray_cluster:
         values.update(_parallel(config, hardware, generation))
     return values
+
+
+def _sizes(config: ServerConfig, longest: int | None, generation: int) -> dict[str, Any]:
+    """The two knobs that decide how the KV cache is shared out: how long, and how many."""
+    lengths = sorted({*(n for n in LENGTHS if longest is None or n <= longest), config.max_model_len or LENGTHS[0]})
+    left, right = st.columns(2, gap="large")
+    length = left.select_slider(
+        "Context length (max_model_len)",
+        [*lengths, THE_MODELS_OWN],
+        config.max_model_len or THE_MODELS_OWN,
+        format_func=lambda tokens: f"{tokens:,} tokens" if tokens else "the model's own",
+        key=f"server_max_model_len_{generation}",
+        help="Tokens of prompt and answer together that one request may have.",
+    )
+    sequences = right.select_slider(
+        "Requests at once (max_num_seqs)",
+        sorted({*SEQUENCES, config.max_num_seqs}),
+        config.max_num_seqs,
+        key=f"server_max_num_seqs_{generation}",
+        help="How many requests may run in one batch; more of them wait.",
+    )
+    return {"max_model_len": length or None, "max_num_seqs": sequences}
+
+
+def _longest(snapshot: ServerSnapshot) -> int | None:
+    """The longest context of the model that was prepared last; None where it isn't known."""
+    if snapshot.source is None:
+        return None
+    try:
+        return max_length(read_config(snapshot.source.path / "config.json"))
+    except LabError:
+        return None
 
 
 def _number_or_empty(

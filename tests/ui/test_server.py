@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -95,8 +96,8 @@ def test_start_sends_the_settings_of_the_form(run_page: OpenPage) -> None:
     lab = fakes.make_lab()
     at = run_page(lab, "server")
     at.selectbox(key="server_model_0").set_value("Qwen/Qwen2.5-0.5B-Instruct")
-    at.number_input(key="server_max_model_len_0").set_value(1024)
-    at.number_input(key="server_max_num_seqs_0").set_value(8)
+    at.select_slider(key="server_max_model_len_0").set_value(1024)
+    at.select_slider(key="server_max_num_seqs_0").set_value(8)
     at.selectbox(key="server_dtype_0").set_value("bfloat16")
     at.selectbox(key="server_block_size_0").set_value("64")
     at.number_input(key="server_kv_gib_0").set_value(3)
@@ -123,17 +124,44 @@ def test_start_without_a_change_sends_the_defaults(run_page: OpenPage) -> None:
     assert lab.supervisor.made == [("start", ServerConfig())]
 
 
-def test_numbers_that_may_be_empty_can_be_cleared_in_a_browser(run_page: OpenPage) -> None:
-    """A browser puts a number input's default back when it is cleared, so these have none."""
+def test_a_number_that_may_be_empty_can_be_cleared_in_a_browser(run_page: OpenPage) -> None:
+    """A browser puts a number input's default back when it is cleared, so this has none."""
     lab = fakes.make_lab(ServerSnapshot(config=ServerConfig(kv_cache_gib=4)))
     at = run_page(lab, "server")
-    for key, value in (("server_max_model_len_0", 2048), ("server_kv_gib_0", 4)):
-        field = at.number_input(key=key)
-        assert field.value == value
-        assert not field.proto.HasField("default")
-        field.set_value(None)
+    field = at.number_input(key="server_kv_gib_0")
+    assert field.value == 4
+    assert not field.proto.HasField("default")
+    field.set_value(None)
     press(at, START)
-    assert lab.supervisor.made == [("start", ServerConfig(max_model_len=None, kv_cache_gib=None))]
+    assert lab.supervisor.made == [("start", ServerConfig(kv_cache_gib=None))]
+
+
+def test_the_sliders_show_what_the_server_has_even_between_their_steps(run_page: OpenPage) -> None:
+    lab = fakes.make_lab(ServerSnapshot(config=ServerConfig(max_model_len=20480, max_num_seqs=33)))
+    at = run_page(lab, "server")
+    assert at.select_slider(key="server_max_model_len_0").value == 20480
+    assert at.select_slider(key="server_max_num_seqs_0").value == 33
+    press(at, START)
+    assert lab.supervisor.made == [("start", ServerConfig(max_model_len=20480, max_num_seqs=33))]
+
+
+@pytest.mark.parametrize("before", [2048, None])
+def test_the_context_can_be_left_to_the_model(run_page: OpenPage, before: int | None) -> None:
+    lab = fakes.make_lab(ServerSnapshot(config=ServerConfig(max_model_len=before)))
+    at = run_page(lab, "server")
+    if before is not None:
+        at.select_slider(key="server_max_model_len_0").set_value(0)
+    press(at, START)
+    assert lab.supervisor.made == [("start", ServerConfig(max_model_len=None))]
+
+
+def test_no_longer_context_is_offered_than_the_model_takes(run_page: OpenPage, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 8192}')
+    lab = fakes.make_lab(replace(fakes.READY, source=replace(fakes.SOURCE, path=tmp_path)))
+    options = run_page(lab, "server").select_slider(key="server_max_model_len_1").options
+    assert options[-2:] == ["8,192 tokens", "the model's own"]
+    (tmp_path / "config.json").write_text("{")
+    assert not run_page(lab, "server").exception
 
 
 def test_a_model_of_ones_own_can_be_typed(run_page: OpenPage) -> None:
@@ -158,7 +186,7 @@ def test_restart_keeps_what_the_form_does_not_show_and_says_what_changed(run_pag
     running = ServerConfig(port=8123, seed=7, max_num_batched_tokens=4096)
     lab = fakes.make_lab(replace(fakes.READY, config=running))
     at = run_page(lab, "server")
-    at.number_input(key="server_max_model_len_1").set_value(4096)
+    at.select_slider(key="server_max_model_len_1").set_value(4096)
     press(at, RESTART)
     assert lab.supervisor.made == [("restart", replace(running, max_model_len=4096))]
     assert [toast.value.replace("\\", "") for toast in at.toast] == ["Changed max_model_len: 2048 → 4096"]
@@ -169,7 +197,7 @@ def test_form_shows_what_the_newest_start_was_made_with(run_page: OpenPage) -> N
     """Also when the settings were changed by the diagnosis' button or from another tab."""
     lab = fakes.make_lab(fakes.FAILED)
     at = run_page(lab, "server")
-    assert at.number_input(key="server_max_model_len_2").value == 65536
+    assert at.select_slider(key="server_max_model_len_2").value == 65536
     press(at, FIX)
     fixed = replace(fakes.READY, generation=3, config=lab.supervisor.made[0][1])
     lab.supervisor.current = fixed

@@ -398,7 +398,8 @@ def test_a_model_whose_cache_size_is_not_known_starts_with_a_chosen_one(build: A
 
 def test_a_cpu_server_uses_every_core_and_sees_no_gpu(build: Any) -> None:
     env = build().env
-    assert (env["OMP_NUM_THREADS"], env["VLLM_CPU_OMP_THREADS_BIND"]) == ("2", "0,1")
+    assert env["VLLM_CPU_OMP_THREADS_BIND"] == "0,1"
+    assert "OMP_NUM_THREADS" not in env  # else vLLM's other processes spin for work as well
     assert env["CUDA_VISIBLE_DEVICES"] == ""
     assert env["VLLM_CPU_KVCACHE_SPACE"] == "2"
 

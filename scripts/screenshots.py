@@ -16,8 +16,11 @@ from tests import browser
 SIZE = {"width": 1280, "height": 720}
 PAGES = {"home": "", "compare": "compare", "chat": "chat", "server": "server", "runs": "runs"}
 TURNS = ("Why is the sky blue?", "Say that again in one sentence.")
+# What is drawn last on a page, where there is such a thing.
+DRAWN_LAST = {"compare": (".race .lane", ".js-plotly-plot"), "chat": (".js-plotly-plot",)}
 READY_MS = 30_000
 ANSWER_MS = 60_000
+SETTLE_MS = 1500
 
 
 def main(out: Path, url: str) -> None:
@@ -29,6 +32,9 @@ def main(out: Path, url: str) -> None:
             page = chromium.new_context(viewport=SIZE, color_scheme=theme).new_page()
             for name, path in PAGES.items():
                 open_page(page, conversation if name == "chat" else f"{url}/{path}")
+                for selector in DRAWN_LAST.get(name, ()):
+                    page.locator(selector).first.wait_for(timeout=READY_MS)
+                page.wait_for_timeout(SETTLE_MS)
                 page.screenshot(path=out / f"{name}-{theme}.png")
 
 
@@ -49,7 +55,6 @@ def open_page(page: Page, url: str) -> None:
     page.goto(url)
     page.get_by_test_id("stAppViewContainer").wait_for(timeout=READY_MS)
     page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for(timeout=READY_MS)
-    page.wait_for_timeout(1500)
 
 
 if __name__ == "__main__":

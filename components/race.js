@@ -73,8 +73,8 @@ export default function (component) {
   race.parts.forEach((part) => { part.shown = -1; });
   controls(race);
   draw(race);
-  // Ten pictures a second while vLLM is measured on the same cores: drawing must not take them away.
-  const wait = data.replay ? 40 : 100;
+  // Five pictures a second while something is measured on the same cores: drawing must not take them away.
+  const wait = data.replay ? 40 : 200;
   clearInterval(race.timer);
   race.timer = setInterval(() => { if (moves(race)) draw(race); }, wait);
   return () => { clearInterval(race.timer); race.timer = null; };

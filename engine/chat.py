@@ -20,7 +20,7 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from engine.client import IDLE_TIMEOUT_S, AnswerRecorder, count_tokens
+from engine.client import IDLE_TIMEOUT_S, AnswerRecorder, count_tokens, words_of
 from engine.config import Endpoint
 from engine.errors import AlreadyRunning, ConfigError, PromptTooLong, RequestRejected
 from engine.fetch import (
@@ -117,8 +117,8 @@ class _LiveTurn:
     def take(self, event: dict[str, Any], now_s: float) -> None:
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}
-            self.content.append(delta.get("content") or "")
-            self.reasoning.append(delta.get("reasoning") or delta.get("reasoning_content") or "")
+            self.content.append(words_of(delta.get("content")))
+            self.reasoning.append(words_of(delta.get("reasoning") or delta.get("reasoning_content")))
         self.recorder.take_event(event, now_s)
 
     def turn(self) -> Turn:

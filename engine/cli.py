@@ -21,9 +21,11 @@ from engine.config import DTYPES, CompareConfig, ServerConfig, Settings
 from engine.errors import ConfigError, LabError, ServerFailed
 from engine.server.processes import start_ticks
 from engine.services import LabServices, open_beside, owner_lock
+from engine.store import to_json
 
 Answer = tuple[dict[str, Any], bool]
 OWNER_ENDS_S = 60.0
+MOST_RUNS = 1_000_000
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         traceback.print_exc()
         answer, worked = {"error": f"{type(error).__name__}: {error}", "remedy": "This is a fault of the lab."}, False
     if arguments.json:
-        print(json.dumps(answer, indent=2, allow_nan=False))
+        print(to_json(answer))
     elif "error" in answer:
         _say(f"{answer['error']} {answer['remedy']}".strip())
     elif text := arguments.text(answer):
@@ -77,10 +79,10 @@ def _serve(arguments: argparse.Namespace, settings: Settings) -> Answer:
             "command": snapshot.command,
         }
         print(json.dumps(answer) if arguments.json else _text_serve(answer), flush=True)
+        arguments.json, arguments.text = False, lambda _: ""  # the one document is out
         _wait_for_end(services)
         ended = services.supervisor.snapshot()
         services.supervisor.stop(wait=True)
-    arguments.json, arguments.text = False, lambda _: ""  # the one document is out already
     if ended.diagnosis is not None:
         return {"error": ended.diagnosis.cause, "remedy": ended.diagnosis.remedy}, False
     _say("Stopped.")
@@ -110,6 +112,9 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> Answer:
 def _chat(arguments: argparse.Namespace, settings: Settings) -> Answer:
     from engine.chat import ChatOptions, TurnStatus
 
+    options = ChatOptions(system=arguments.system, temperature=arguments.temperature, max_tokens=arguments.max_tokens)
+    if not arguments.message.strip():
+        raise ConfigError("The message is empty.", "Write something first.")
     services, _ = open_beside(settings)
     with _closing(services):
         if arguments.base_url:
@@ -119,9 +124,6 @@ def _chat(arguments: argparse.Namespace, settings: Settings) -> Answer:
             _wait_ready(services)
         _require_model(services, arguments.model)
         session = services.chats.get("command-line")
-        options = ChatOptions(
-            system=arguments.system, temperature=arguments.temperature, max_tokens=arguments.max_tokens
-        )
         session.send(services.supervisor.endpoint(), arguments.message, options)
         session.wait(600.0)
         turn = session.snapshot().turns[-1]
@@ -146,8 +148,8 @@ def _runs(arguments: argparse.Namespace, settings: Settings) -> Answer:
 
     store = RunStore(settings.database)
     if arguments.run_id is None:
-        return {"runs": [run.to_dict() for run in store.list(limit=arguments.limit)]}, True
-    run = store.get(arguments.run_id)
+        return {"runs": [run.to_dict() for run in store.list(limit=min(arguments.limit, MOST_RUNS))]}, True
+    run = store.get(arguments.run_id) if arguments.run_id.isascii() else None
     if run is None:
         raise ConfigError(f"There is no run {arguments.run_id}.", "List them: python -m engine runs.")
     return run.to_dict(), True

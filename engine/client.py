@@ -8,7 +8,9 @@ Times are seconds of ``time.perf_counter``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -225,13 +227,20 @@ def text_of(choice: dict[str, Any]) -> str:
     """Everything the model wrote in one streamed choice: completion, content, reasoning or tool text."""
     delta = choice.get("delta")
     if not isinstance(delta, dict):
-        text = choice.get("text")
-        return text if isinstance(text, str) else ""
+        return words_of(choice.get("text"))
     text = delta.get("content")
     if len(delta) == 1 and isinstance(text, str):  # nearly every chunk
         return text
     parts = [text, delta.get("reasoning") or delta.get("reasoning_content"), *_tool_texts(delta.get("tool_calls"))]
-    return "".join(part for part in parts if isinstance(part, str))
+    return "".join(map(words_of, parts))
+
+
+def words_of(content: Any) -> str:
+    """The text of a content: as it is, or out of the parts that some servers send; empty for anything else."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
 
 
 class AnswerRecorder:
@@ -359,7 +368,7 @@ async def _stream_into(
     except TimeoutError:
         waited_s = time.perf_counter() - recorder.sent_s
         recorder.fail(f"The server sent nothing more; given up after {waited_s:.1f} s.", "It may hang: restart it.")
-    except (aiohttp.ClientConnectorError, aiohttp.InvalidURL) as error:
+    except (aiohttp.ClientConnectorError, ValueError) as error:  # ValueError: no usable address or key
         lost = unreachable(url, error)
         recorder.refuse(RequestRejected(lost.cause, lost.remedy))
     except (aiohttp.ClientError, OSError):
@@ -512,4 +521,8 @@ def _count(value: Any) -> int | None:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    with contextlib.suppress(OverflowError):
+        return float(value) if math.isfinite(value) else None
+    return None

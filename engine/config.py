@@ -60,7 +60,7 @@ class Settings:
         if device not in ("", *Device):
             raise ConfigError(f"LAB_DEVICE is {device!r}.", "Use cpu or cuda, or leave it unset.")
         return cls(
-            data_dir=Path(data_dir).expanduser().resolve() if data_dir else PROJECT_ROOT / "data",
+            data_dir=_folder(data_dir) if data_dir else PROJECT_ROOT / "data",
             device=Device(device) if device else None,
             autostart=_flag(env, "LAB_AUTOSTART", default=True),
             hub_offline=_flag(env, "HF_HUB_OFFLINE", default=False),
@@ -209,6 +209,13 @@ class CompareConfig:
 def _positive(name: str, value: int) -> None:
     if value < 1:
         raise ConfigError(f"{name} is {value}.", "Use a whole number of at least 1.")
+
+
+def _folder(word: str) -> Path:
+    try:
+        return Path(word).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"LAB_DATA_DIR is {word!r}: {error}.", "Give a folder that can be written.") from error
 
 
 def _port(word: str) -> int:

@@ -160,10 +160,10 @@ def built_for(packages: Mapping[str, str | None]) -> Device | None:
 def static_checks(environment: Environment, settings: Settings) -> tuple[Check, ...]:
     """Everything that can be looked up without starting an engine."""
     return (
-        *_package_checks(environment),
+        _model_check(settings),
         *_machine_checks(environment.hardware),
         _disk_check(settings),
-        _model_check(settings),
+        *_package_checks(environment),
     )
 
 

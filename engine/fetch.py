@@ -47,7 +47,7 @@ def fetch(
         return asyncio.run(_fetch(method, url, headers, body, timeout_s))
     except TimeoutError as error:
         raise ServerNotReady(f"No answer from {_place(url)} within {timeout_s:g} s.", "Is the server busy?") from error
-    except (aiohttp.ClientError, OSError) as error:
+    except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: no usable address or key
         raise unreachable(url, error) from error
 
 

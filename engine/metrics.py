@@ -27,7 +27,7 @@ METRIC_HELP: dict[str, str] = {
     "goodput": "requests per second that met *every* limit of the SLO; also as a share of requests",
     "percentile": "linear interpolation over finished requests; failures are counted and shown, never mixed in",
     "KV utilisation": "token states / allocated KV slots",
-    "reserved / internal / external fragmentation": "as in the PagedAttention paper (see `reference/kv-cache.md`)",
+    "reserved / internal / external fragmentation": "as in the PagedAttention paper (arXiv 2309.06180)",
 }
 METRIC_UNITS: dict[str, str] = {
     "TTFT": "ms",

@@ -136,6 +136,13 @@ def find_ready(model_id: str, settings: Settings) -> ModelSource | None:
     Raises ModelNotFound for what is neither a folder nor a hub id, ModelUnusable for a folder that can't be served.
     What can be fetched again is just not ready while it is damaged or here in part.
     """
+    try:
+        return _find_ready(model_id, settings)
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, a name too long, a folder we may not read …
+        raise ModelNotFound(f"{model_id!r} can't be used as a model: {error}.", "Check the name.") from error
+
+
+def _find_ready(model_id: str, settings: Settings) -> ModelSource | None:
     folder = Path(model_id).expanduser()
     if folder.is_absolute() or model_id.startswith(("./", "../", "~")):
         return _local(folder)

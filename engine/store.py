@@ -32,6 +32,7 @@ MIGRATIONS = (
     CREATE INDEX starts_key ON starts (key, id);
     """,
 )
+NUMBERS = ("duration_s", "ratio")
 COLUMNS = ("config", "environment", "model", "results")
 SUMMARY = """
     id, kind, title, status, created_at, duration_s,
@@ -226,7 +227,12 @@ def _version(db: sqlite3.Connection) -> int:
 
 
 def run_to_json(run: Run) -> str:
-    return json.dumps(_clean(run.to_dict()), indent=2, allow_nan=False)
+    return to_json(run.to_dict())
+
+
+def to_json(value: Any) -> str:
+    """One JSON document, whatever a damaged database holds: what is no number is null, what is no text is one."""
+    return json.dumps(_clean(value), indent=2, allow_nan=False, default=str)
 
 
 def runs_to_csv(runs: Sequence[Run]) -> str:
@@ -254,20 +260,28 @@ def _cell(value: Any) -> Any:
 
 
 def _run(row: sqlite3.Row) -> Run:
-    return Run(**{name: _loaded(row[name]) if name in COLUMNS else row[name] for name in row.keys()})  # noqa: SIM118
+    return Run(
+        **{name: _loaded(value) if name in COLUMNS else _plain(name, value) for name, value in dict(row).items()}
+    )
 
 
 def _summary(row: sqlite3.Row) -> RunSummary:
-    known = dict(row)
-    ratio = known["ratio"] if isinstance(known["ratio"], int | float) else None
-    return RunSummary(**known | {"machine": str(known["machine"] or ""), "ratio": ratio})
+    return RunSummary(**{name: _plain(name, value) for name, value in dict(row).items()})
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A number or a text, as its column should have it: SQLite lets anything into any column."""
+    if name in NUMBERS:
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+        return value if is_number else None
+    return value if isinstance(value, str) else str(value or "")
 
 
 def _loaded(text: str) -> Any:
     """What was saved; empty where it isn't JSON any more: one damaged cell must not hide the others."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):
         return {}
 
 

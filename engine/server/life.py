@@ -6,6 +6,7 @@ Whatever happens, what comes back says how it ended and what was verified: no pr
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import socket
@@ -93,6 +94,10 @@ class ServerLife:
             diagnosis = self._explain()
         except LabError as error:
             diagnosis = Diagnosis("refused", error.cause, error.remedy)
+        except OSError as error:
+            full = error.errno == errno.ENOSPC
+            cause = "The disk is full." if full else f"The lab's data folder can't be written: {error}."
+            diagnosis = Diagnosis("disk_full" if full else "refused", cause, "Free some space, or set LAB_DATA_DIR.")
         except Exception as error:  # whatever it is, the state must not stay at "starting"
             cause = f"{type(error).__name__}: {error}"
             diagnosis = Diagnosis("internal", cause, "This is a fault of the lab itself.")

@@ -130,6 +130,9 @@ class Supervisor:
         ServerNotReady or RequestRejected.
         """
         url = base_url_of(base_url)
+        api_key = (api_key or "").strip() or None
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise ConfigError("The API key holds characters that no key has.", "Copy it again.")
         self._check_attachable()
         endpoint = _served_endpoint(url, api_key, model)
         probe_one_token(endpoint, ATTACH_PROBE_S)

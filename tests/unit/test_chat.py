@@ -364,3 +364,23 @@ def test_the_registry_knows_whether_anybody_is_being_answered() -> None:
         assert registry.streaming()
         registry.close()
         assert not registry.streaming()
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ([{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}], "Hello"),
+        (7, ""),
+        ({"text": "x"}, ""),
+        ([1, {"text": 2}], ""),
+    ],
+)
+def test_content_of_another_shape_wedges_nothing(content: object, text: str) -> None:
+    frames = [(0.0, delta_event({"content": content})), (0.0, delta_event({"content": "!"}, finish="stop"))]
+    registry = ChatRegistry()
+    with FakeOpenAI(Script(frames=[*frames, (0.0, usage_event(3, 2)), (0.0, DONE)])) as fake:
+        session = registry.get("a")
+        session.send(fake.endpoint(), "hi")
+        assert session.wait(30)
+    answer = session.snapshot().turns[-1]
+    assert answer.text == text + "!" and not registry.streaming()

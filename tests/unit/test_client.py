@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -24,7 +25,7 @@ from engine.client import (
     tokenize,
 )
 from engine.config import Endpoint
-from engine.errors import ConfigError, RequestRejected, ServerNotReady
+from engine.errors import ConfigError, LabError, RequestRejected, ServerNotReady
 from engine.metrics import RequestTrace, ServerTimings
 from tests.fake_openai import DONE, FakeOpenAI, Frame, Script, delta_event, event, text_event, usage_event
 
@@ -510,3 +511,30 @@ def test_probe_of_an_engine_that_hangs() -> None:
         endpoint = Endpoint(f"http://127.0.0.1:{silent.getsockname()[1]}/v1", "m")
         with pytest.raises(ServerNotReady, match=r"within 0\.3 s"):
             probe_one_token(endpoint, timeout_s=0.3)
+
+
+@pytest.mark.parametrize("key", ["secret\n", "a\x00b", "a\r\nX: y"])
+def test_a_key_that_no_header_can_hold_is_a_message(key: str) -> None:
+    with FakeOpenAI() as fake:
+        with pytest.raises(LabError):
+            list_models(fake.base_url, key)
+        trace = run_concurrently(replace(fake.endpoint(), api_key=key), [PLAIN])[0]
+    assert trace.rejected and trace.error and fake.sent == []
+
+
+@pytest.mark.parametrize("url", ["http://a..b/v1", "http://" + "x" * 70 + ".de/v1"])
+def test_a_host_that_can_not_be_is_a_message(url: str) -> None:
+    with pytest.raises(LabError):
+        list_models(url)
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "NaN", "Infinity"])
+def test_timings_that_are_no_numbers_are_unknown(number: str) -> None:
+    metrics = b'{"time_to_first_token_ms": ' + number.encode() + b', "queue_time_ms": 2}'
+    event = (
+        b'data: {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}, "metrics": ' + metrics + b"}\n\n"
+    )
+    frames = [(0.0, text_event("a", chat=False, finish="stop")), (0.0, event), (0.0, DONE)]
+    with FakeOpenAI(Script(frames=frames)) as fake:
+        server = ask(fake, PLAIN).server
+    assert server is not None and (server.ttft_ms, server.queue_ms) == (None, 2.0)

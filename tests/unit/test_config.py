@@ -195,3 +195,9 @@ def test_a_port_that_is_none_is_refused(word: str) -> None:
     with pytest.raises(ConfigError, match="LAB_PORT") as caught:
         Settings.from_env({"LAB_PORT": word})
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize("word", ["~nobody-of-this-name/x", "a\x00b"])
+def test_a_data_folder_that_can_not_be_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match="LAB_DATA_DIR"):
+        Settings.from_env({"LAB_DATA_DIR": word})

@@ -181,3 +181,17 @@ def test_a_child_process_does_not_inherit_the_lock(path: Path) -> None:
         assert again.acquire() is True
         again.release()
         child.kill()
+
+
+def test_a_full_disk_costs_the_note_and_not_the_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    lock = FileLock(path)
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", fail)
+        assert lock.acquire() is True
+        assert lock.holder() is None
+        lock.release()
+    assert lock.acquire() is True
+    lock.release()

@@ -417,3 +417,10 @@ def test_the_bundled_model_is_converted_whole_or_not_at_all(settings: Settings) 
     assert not list(settings.models_dir.glob(f".{BUNDLED_FOLDER}.*"))
     config = json.loads((source.path / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"] and "quantization_config" not in config
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "/" + "x" * 5000, "a--b/c", "a/" + "x" * 97, "/a\x00b"])
+def test_a_name_that_the_system_or_the_hub_refuses_is_a_message(settings: Settings, name: str) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        find_ready(name, settings)
+    assert caught.value.remedy

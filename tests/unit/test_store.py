@@ -549,3 +549,19 @@ def test_log_search_reads_bytes_that_are_no_text(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe error one\r\nloading 10%\rloading 20%\nerror \xc3\xa9\n")
     assert log.tail(path, 10, "error") == ["\ufffd\ufffd error one", "error é"]
     assert log.tail(path, 10, "loading 20") == ["loading 20%"]
+
+
+def test_a_row_with_values_of_other_kinds_hides_no_other_run(path: Path) -> None:
+    store = RunStore(path)
+    good, bad = new_run("compare", "good"), new_run("compare", "bad")
+    store.add(good)
+    store.add(bad)
+    with sqlite3.connect(path) as db:
+        db.execute(
+            "UPDATE runs SET duration_s = 'soon', title = x'ff00', results = ? WHERE id = ?", ("[" * 100_000, bad.id)
+        )
+    damaged = store.get(bad.id)
+    assert damaged is not None and damaged.duration_s is None and isinstance(damaged.title, str)
+    assert damaged.results == {}
+    assert {run.id for run in store.summaries()} == {good.id, bad.id}
+    json.loads(run_to_json(damaged))

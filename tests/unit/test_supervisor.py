@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -707,3 +708,26 @@ def test_processes_that_can_not_be_ended_are_told(lab: Lab, monkeypatch: pytest.
     failed = lab.wait_for(ServerState.FAILED)
     assert failed.diagnosis is not None and "4711, 4712" in failed.diagnosis.cause
     assert failed.generation == 1, "no second server may start beside what is left"
+
+
+@pytest.mark.parametrize(("number", "name"), [(errno.ENOSPC, "disk_full"), (errno.EROFS, "refused")])
+def test_a_folder_that_can_not_be_written_is_no_fault_of_the_lab(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, number: int, name: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(life.record, "write_record", fail)
+    lab.supervisor.start()
+    failed = lab.wait_for(ServerState.FAILED)
+    assert failed.diagnosis is not None and failed.diagnosis.name == name and failed.diagnosis.remedy
+    assert lab.processes() == []
+
+
+@pytest.mark.parametrize("key", ["a\x00b", "schlüssel", "a\nb"])
+def test_a_key_that_is_none_is_refused(lab: Lab, key: str) -> None:
+    with FakeOpenAI() as fake:
+        with pytest.raises(ConfigError, match="API key"):
+            lab.supervisor.attach(fake.base_url, key)
+        lab.supervisor.attach(fake.base_url, " key\n")
+    assert lab.supervisor.endpoint().api_key == "key"

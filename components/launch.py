@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from components import services
-from engine.config import DEFAULT_PORT, PROJECT_ROOT, Settings
+from engine.config import PROJECT_ROOT, Settings
 from engine.errors import ConfigError, LabError
 from engine.server.life import port_is_free
 
@@ -45,6 +45,7 @@ async def lifespan(_app: Any) -> AsyncIterator[dict[str, Any]]:
     # that took half a core of those that are being measured. What is imported never becomes garbage.
     gc.collect()
     gc.freeze()
+    open_browser()
     try:
         await asyncio.to_thread(services.lab)
     except LabError as error:  # the pages show it too, and try again
@@ -55,12 +56,12 @@ async def lifespan(_app: Any) -> AsyncIterator[dict[str, Any]]:
         await asyncio.to_thread(services.close)
 
 
-def open_browser(port: int) -> None:
+def open_browser() -> None:
     """Open the app in a browser where there is a display, a moment after the port answers."""
     from streamlit import config
 
     if not config.get_option("server.headless"):
-        timer = threading.Timer(1.0, webbrowser.open, [f"http://{ADDRESS}:{port}"])
+        timer = threading.Timer(1.0, webbrowser.open, [f"http://{ADDRESS}:{config.get_option('server.port')}"])
         timer.daemon = True
         timer.start()
 
@@ -78,10 +79,9 @@ def main() -> int:
     # Until st.navigation has run once, Streamlit takes the folder pages/ for its old kind of multipage app, and the
     # first visitor of /chat gets that script without app.py: no frame, and a traceback where the lab can't be opened.
     PagesManager.uses_pages_directory = False
-    open_browser(port)
-    st.App(PROJECT_ROOT / "app.py", lifespan=lifespan).run(
-        config={"server.port": port} if port != DEFAULT_PORT else None
-    )
+    # The browser is opened from the lifespan: whoever asks for a setting before run() makes Streamlit read them all
+    # without this port, and then warn that they changed.
+    st.App(PROJECT_ROOT / "app.py", lifespan=lifespan).run(config={"server.port": port})
     return 0
 
 

@@ -27,6 +27,7 @@ from engine.errors import BaselineError
 from engine.metrics import RequestTrace
 from engine.server.command import COMMON_ENVIRONMENT, GPU_ENVIRONMENT, NOT_INHERITED, cpu_thread_environment
 from engine.server.log import prune, tail
+from engine.server.processes import openmp_files
 
 CHILD_COMMAND = (sys.executable, "-m", "engine.baseline_child")
 LOAD_TIMEOUT_S = 900.0
@@ -156,6 +157,8 @@ class HfBaseline:
         self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_TIMEOUT_S)
+        for file in openmp_files(self._process.pid):
+            file.unlink(missing_ok=True)
         self._reader.join(END_TIMEOUT_S)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:

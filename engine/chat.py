@@ -35,6 +35,7 @@ from engine.fetch import (
     unreachable,
 )
 from engine.metrics import RequestTrace
+from engine.sse import joined
 
 if TYPE_CHECKING:
     import openai
@@ -126,14 +127,14 @@ class _LiveTurn:
         times = self.recorder.times_s[:]
         return Turn(
             role="assistant",
-            text="".join(self.content),
+            text=joined(self.content),
             status=TurnStatus.STREAMING,
             context_used=self._context_used(),
             ttft_ms=(times[0] - self.recorder.sent_s) * 1000 if times else None,
             tokens_so_far=self.recorder.output_tokens,
             gaps_ms=tuple((after - before) * 1000 for before, after in pairwise(times)),
             elapsed_s=time.perf_counter() - self.recorder.sent_s,
-            reasoning="".join(self.reasoning),
+            reasoning=joined(self.reasoning),
         )
 
     def finished(self, status: TurnStatus) -> Turn:
@@ -142,7 +143,7 @@ class _LiveTurn:
         failure = None if status == TurnStatus.STOPPED else trace.failure()
         return Turn(
             role="assistant",
-            text="".join(self.content),
+            text=joined(self.content),
             trace=trace,
             status=status,
             error=str(failure) if failure else None,
@@ -151,7 +152,7 @@ class _LiveTurn:
             tokens_so_far=trace.output_tokens,
             gaps_ms=trace.itl_ms,
             elapsed_s=(trace.ended_s or time.perf_counter()) - trace.sent_s,
-            reasoning="".join(self.reasoning),
+            reasoning=joined(self.reasoning),
         )
 
     def status(self, stopped: bool) -> TurnStatus:

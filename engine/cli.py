@@ -165,7 +165,9 @@ def _stop(arguments: argparse.Namespace, settings: Settings) -> Answer:
         return {"found": bool(ended), "ended_processes": ended, "owner": None}, True
     noted = lock.holder() or {}
     holder, running = noted.get("pid"), read_record(settings.state_dir)
-    if not arguments.owner or not isinstance(holder, int):
+    if not isinstance(holder, int):
+        raise ConfigError("A vLLM Lab is open on this data folder; which process it is isn't known.", "End it there.")
+    if not arguments.owner:
         raise ConfigError(
             f"vLLM Lab (process {holder}) is open and owns {running.base_url if running else 'no server'}.",
             "Nothing is left over. Stop it there, or end it from here: python -m engine stop --owner.",
@@ -336,8 +338,11 @@ def _text_runs(answer: dict[str, Any]) -> str:
 
 
 def _text_stop(answer: dict[str, Any]) -> str:
-    ended = answer["ended_processes"]
-    return f"Ended {len(ended)} processes left over: {ended}" if ended else "Nothing was left over."
+    ended, owner = answer["ended_processes"], answer["owner"]
+    lines = [f"Ended vLLM Lab (process {owner})."] if owner else []
+    if ended:
+        lines.append(f"Ended {len(ended)} processes left over: {ended}")
+    return "\n".join(lines) or "Nothing was left over."
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -38,7 +38,7 @@ from engine.fetch import (
     unreachable,
 )
 from engine.metrics import RequestTrace, ServerTimings
-from engine.sse import EventParser, EventTooLarge
+from engine.sse import EventParser, EventTooLarge, joined
 
 REQUEST_TIMEOUT_S = 600.0
 IDLE_TIMEOUT_S = 120.0
@@ -199,9 +199,9 @@ def list_models(base_url: str, api_key: str | None = None, *, timeout_s: float =
     if not isinstance(models, list):
         raise RequestRejected("The server's list of models isn't one.", "Check the base URL.", 200)
     return [
-        ServedModel(model["id"], _count(model.get("max_model_len")))
+        ServedModel(joined([model["id"]]), _count(model.get("max_model_len")) or None)
         for model in models
-        if isinstance(model, dict) and isinstance(model.get("id"), str)
+        if isinstance(model, dict) and isinstance(model.get("id"), str) and joined([model["id"]])
     ]
 
 
@@ -218,7 +218,8 @@ def probe_one_token(endpoint: Endpoint, timeout_s: float = 30.0) -> None:
         messages = [{"role": "user", "content": "Hello"}]
         reply = fetch("POST", url, headers=endpoint.headers, body=body | {"messages": messages}, timeout_s=timeout_s)
     value = parse_json(reply, url)
-    if value.get("error") or not value.get("choices"):
+    choices = value.get("choices")
+    if value.get("error") or not (isinstance(choices, list) and choices and isinstance(choices[0], dict)):
         message = message_of(value["error"]) if value.get("error") else "it sent no choices"
         raise RequestRejected(cause_of(message, None), remedy_for(message, None), reply.status)
 

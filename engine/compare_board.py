@@ -23,6 +23,7 @@ from engine.compare_results import (
     level_result,
 )
 from engine.config import CompareConfig
+from engine.sse import joined
 
 NONCE_NOTE = "Every prompt has a number of its own behind the chat template: no more than that is ever cached."
 
@@ -111,7 +112,7 @@ class Board:
         """Text of the race, ``at_s`` seconds after its request was sent."""
         lane = self._snapshot.lane(engine)
         pieces = lane.text_pieces if lane else ()
-        self.lane(engine, text_pieces=(*pieces, (at_s, text)), elapsed_s=at_s)
+        self.lane(engine, text_pieces=(*pieces, (at_s, joined([text]))), elapsed_s=at_s)
 
     def add(
         self,

@@ -14,6 +14,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from engine.errors import RequestError, RequestInterrupted, RequestRejected
+from engine.sse import joined
 
 METRIC_HELP: dict[str, str] = {
     "TTFT": "request sent → first chunk with non-empty content, reasoning or tool text "
@@ -87,7 +88,7 @@ class RequestTrace:
 
     @property
     def text(self) -> str:
-        return "".join(self.chunk_texts)
+        return joined(self.chunk_texts)
 
     @property
     def ok(self) -> bool:

@@ -7,6 +7,8 @@ Source: the event stream format of the HTML standard, section 9.2.6.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 MAX_EVENT_BYTES = 1 << 20
 
 
@@ -58,3 +60,14 @@ class EventParser:
             events.append(b"\n".join(self._data))
             self._data.clear()
             self._data_bytes = 0
+
+
+def joined(pieces: Iterable[str]) -> str:
+    """One text of streamed pieces. A character that a server cut in two (surrogates) is whole again; half of one,
+    which nothing could show or save, becomes the replacement character."""
+    text = "".join(pieces)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

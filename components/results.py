@@ -15,6 +15,7 @@ from engine.environment import Environment
 from engine.store import Run, RunStore
 
 NO_NUMBERS = frozenset({"engine", "mode", "spread", "repeats"})
+UNSTEADY = 1.5
 ORDER = ("hf", "vllm_eager", "vllm")
 RECENT = 20
 MEMORY_NOTES = {
@@ -124,8 +125,20 @@ def headline(results: CompareResults, note: str) -> None:
 def _hero(results: CompareResults, note: str) -> None:
     who = "one request to the attached server" if is_of_attached_server(results) else "one request"
     claim = f"the tokens per second of plain Hugging Face, {who}"
-    doubt = " · The ranges overlap: measure again while nothing else runs." if ranges_overlap(results) else ""
+    doubt = (
+        " · The ranges overlap: measure again while nothing else runs."
+        if ranges_overlap(results)
+        else _unsteady(results)
+    )
     html.hero(ratio(results.ratio), claim, note + doubt, palette.colour("vllm"), speed_rows(results))
+
+
+def _unsteady(results: CompareResults) -> str:
+    """What to say where the repeats of one engine differ more than the engines often do."""
+    spreads = [values.spread for values in results.engines.values() if values.spread]
+    if all(high <= UNSTEADY * low for low, high in spreads):
+        return ""
+    return " · The repeats differ widely: measure again while nothing else runs."
 
 
 def ranges_overlap(results: CompareResults) -> bool:

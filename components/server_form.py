@@ -178,7 +178,7 @@ def _memory(config: ServerConfig, hardware: Hardware, generation: int) -> dict[s
             config.kv_cache_gib,
             1,
             key=f"server_kv_gib_{generation}",
-            placeholder="sized for the settings",
+            placeholder="sized by the lab",
             help="Empty: enough for every request at full length, within half of the free RAM.",
         )
         return {"kv_cache_gib": gib}
@@ -223,6 +223,8 @@ def _parallel(config: ServerConfig, hardware: Hardware, generation: int) -> dict
 def attach(supervisor: Supervisor, snapshot: ServerSnapshot) -> None:
     """Use any OpenAI-compatible server instead of starting one."""
     blocked = _not_attachable(snapshot)
+    if blocked:
+        st.caption(blocked)
     with st.form("server_attach", border=True):
         url = st.text_input("Base URL", placeholder="http://127.0.0.1:8000/v1", key="server_attach_url")
         left, right = st.columns(2, gap="medium")

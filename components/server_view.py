@@ -75,12 +75,13 @@ def ready_facts(snapshot: ServerSnapshot) -> list[tuple[str, str, str]]:
         return [("Attached to", place, unknown), ("Context", number(length), "tokens per request")]
     capacity, config = snapshot.capacity, snapshot.config
     length = (snapshot.endpoint.max_model_len if snapshot.endpoint else None) or (config and config.max_model_len)
+    most = number(config.max_num_seqs if config else None)
     blocks = f"{number(capacity.num_blocks)} blocks of {number(capacity.block_size)} tokens"
     return [
         ("Ready after", seconds(snapshot.ready_after_s), "from Start to a first token"),
         ("Context", number(length), "tokens per request"),
         ("KV cache", number(capacity.tokens), f"tokens, {blocks}"),
-        ("Full-length requests", number(capacity.max_concurrency, 1), "fit at the same time"),
+        ("Full-length requests", number(capacity.max_concurrency, 1), f"fit at once; {most} may run"),
     ]
 
 

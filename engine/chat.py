@@ -190,9 +190,9 @@ class ChatSession:
         options = options or ChatOptions()
         if not text.strip():
             raise ConfigError("The message is empty.", "Write something first.")
-        self._before_turn()
         self._reserve()
         try:
+            self._before_turn()
             messages = self._messages(text, options)
             vllm, prompt_tokens = check_fits(endpoint, messages, options.max_tokens)
         except BaseException:
@@ -224,6 +224,11 @@ class ChatSession:
             self._turns = []
             if self._live is not None:  # it doesn't end: go on without it
                 self._live, self._cancel, self._busy = None, None, False
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is being asked for or written."""
+        return self._busy
 
     def snapshot(self) -> ChatSnapshot:
         with self._lock:
@@ -272,8 +277,8 @@ class ChatSession:
             live.recorder.ended_s = live.recorder.ended_s or time.perf_counter()
             with self._lock:
                 if self._live is live:
-                    self._turns.append(live.finished(live.status(stopped)))
                     self._live, self._cancel, self._busy = None, None, False
+                    self._turns.append(live.finished(live.status(stopped)))
 
     async def _stream(self, live: _LiveTurn, endpoint: Endpoint, body: dict[str, Any]) -> None:
         task = asyncio.current_task()
@@ -311,7 +316,7 @@ class ChatRegistry:
         """Whether any answer is being written."""
         with self._lock:
             sessions = list(self._sessions.values())
-        return any(session.snapshot().streaming for session in sessions)
+        return any(session.busy for session in sessions)
 
     def close(self) -> None:
         """Stop every running answer."""

@@ -170,7 +170,7 @@ def _stop(arguments: argparse.Namespace, settings: Settings) -> Answer:
     if not arguments.owner:
         raise ConfigError(
             f"vLLM Lab (process {holder}) is open and owns {running.base_url if running else 'no server'}.",
-            "Nothing is left over. Stop it there, or end it from here: python -m engine stop --owner.",
+            "That is no leftover. Stop it there, or end it from here: python -m engine stop --owner.",
         )
     _end_owner(holder, noted.get("ticks"))
     deadline = time.monotonic() + OWNER_ENDS_S
@@ -318,12 +318,18 @@ def _text_serve(answer: dict[str, Any]) -> str:
 
 def _text_compare(answer: dict[str, Any]) -> str:
     lines = [
-        f"{name:12} {_number(e['throughput_tok_s'], 'tok/s'):>16}   TTFT {_number(e['ttft_ms'], 'ms')}"
-        f"   TPOT {_number(e['tpot_ms'], 'ms')}   load {_number(e['load_s'], 's')}"
+        f"{name:12} {_number(e['throughput_tok_s'], 'tok/s'):>16}{_spread(e['spread'])}"
+        f"   TTFT {_number(e['ttft_ms'], 'ms')}   TPOT {_number(e['tpot_ms'], 'ms')}   load {_number(e['load_s'], 's')}"
         for name, e in answer["engines"].items()
     ]
     ratio = answer["ratio"]
-    return "\n".join([*lines, f"vLLM / Hugging Face: {'—' if ratio is None else f'{ratio:.2f}×'}"])
+    if ratio is not None:
+        lines.append(f"vLLM / Hugging Face: {ratio:.2f}×")
+    return "\n".join([*lines, *answer["notes"], *(f"WARNING: {warning}" for warning in answer["warnings"])])
+
+
+def _spread(spread: list[float] | None) -> str:
+    return f" ({spread[0]:,.1f} to {spread[1]:,.1f})" if spread else ""
 
 
 def _text_chat(answer: dict[str, Any]) -> str:

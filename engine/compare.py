@@ -95,10 +95,12 @@ class CompareRunner:
         """Begin and return; raises AlreadyRunning. ``server`` is what to start where none runs."""
         with self._lock:
             self.require_idle()
-            if self._is_chatting():
+            before, self._board = self._board, Board(config, _repeats_in_all(config))
+            if self._is_chatting():  # asked when the board says "running" already, as a chat asks the other way round
+                self._board = before
                 raise AlreadyRunning("A chat answer is being written.", "Wait for it, or stop it.")
             self._cancel.clear()
-            self._board, self._subject = Board(config, _repeats_in_all(config)), _Subject()
+            self._subject = _Subject()
             self._thread = threading.Thread(target=self._run, args=(config, server), name="compare", daemon=True)
             self._thread.start()
 
@@ -459,7 +461,9 @@ class CompareRunner:
         results, subject = self._board.results, self._subject
         if results.empty:
             return None
-        title = "HF vs vLLM" if results.ratio is None else f"HF vs vLLM: {results.ratio:.2f}×"
+        title = " vs ".join("HF" if engine == "hf" else "vLLM" for engine in config.engines)
+        if results.ratio is not None:
+            title += f": {results.ratio:.1f}×"
         run = new_run(
             "compare",
             title,

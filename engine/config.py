@@ -119,6 +119,8 @@ class ServerConfig:
         for name in ("max_model_len", "max_num_batched_tokens", "block_size", "kv_cache_gib"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
+        if self.max_model_len == 1:
+            raise ConfigError("max_model_len is 1.", "Use at least 2: one token to ask with, one to answer with.")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}.", f"Use one of {', '.join(DTYPES)}.")
         if not 0.05 <= self.gpu_memory_utilization <= 1:

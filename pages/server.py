@@ -30,7 +30,10 @@ with attach:
 if snapshot.command:
     with st.expander("Show the command", icon=":material/terminal:", expanded=False):
         st.code(snapshot.command, language="bash", wrap_lines=True)
-        st.caption("Type it in a terminal to start the same server without the lab. Choose a key in place of “…”.")
+        st.caption(
+            "What was started last; changes above count after a restart. Type it in a terminal to start the same "
+            "server without the lab, with a key of your own in place of “…”."
+        )
 
 if not snapshot.attached and snapshot.generation:
     st.subheader("Log", anchor=False)

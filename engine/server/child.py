@@ -18,6 +18,7 @@ from engine.config import PROJECT_ROOT
 from engine.errors import ServerFailed
 from engine.server.command import Launch
 from engine.server.processes import group_members, kill_group
+from engine.server.record import SCRATCH_PREFIX
 
 GRACE_S = 4.0
 START_TIMEOUT_S = 20.0
@@ -40,7 +41,7 @@ class ServerChild:
 
     def __init__(self, launch: Launch, log_path: Path, inherited: Mapping[str, str]) -> None:
         """Starts at once; raises ServerFailed when there is nothing to start."""
-        self._scratch = scratch = tempfile.mkdtemp(prefix="vllm-lab-")
+        self.scratch = scratch = tempfile.mkdtemp(prefix=SCRATCH_PREFIX)
         # Sockets and temporary files of the server go into a folder that the guard removes.
         env = launch.full_env(inherited) | {"TMPDIR": scratch, "VLLM_RPC_BASE_PATH": scratch}
         order = {"argv": launch.argv, "env": env, "cwd": scratch, "log": str(log_path), "grace_s": GRACE_S}
@@ -98,7 +99,7 @@ class ServerChild:
             killed, left = kill_group(self.pid)
             self._exit = Exit(None, killed, tuple(left), asked=False, error="its guard process was killed")
         self._guard.wait()
-        shutil.rmtree(self._scratch, ignore_errors=True)  # a guard that was killed could not
+        shutil.rmtree(self.scratch, ignore_errors=True)  # a guard that was killed could not
         self._guard.stdout.close()
         with contextlib.suppress(OSError):
             self._guard.stdin.close()

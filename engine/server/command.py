@@ -122,7 +122,7 @@ def build_launch(
     env = COMMON_ENVIRONMENT | {"VLLM_API_KEY": api_key, "VLLM_NO_USAGE_STATS": "1"}
     if hardware.device == Device.CPU:
         env |= _cpu_environment(config, hardware, python)
-        env["VLLM_CPU_KVCACHE_SPACE"] = str(config.kv_cache_gib or _sized_kv_space(config, hardware, model, dtype))
+        env["VLLM_CPU_KVCACHE_SPACE"] = str(_kv_space(config, hardware, model, dtype))
     else:
         # Building FlashInfer's sampler needs nvcc, which most machines do not have.
         env |= GPU_ENVIRONMENT | {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
@@ -161,6 +161,19 @@ def uses_eager(config: ServerConfig, hardware: Hardware) -> bool:
 def block_sizes(hardware: Hardware) -> tuple[int, ...]:
     """The block sizes (tokens) that this machine's attention backend takes."""
     return CPU_BLOCK_SIZES if hardware.device == Device.CPU else GPU_BLOCK_SIZES
+
+
+def _kv_space(config: ServerConfig, hardware: Hardware, model: Mapping[str, Any], dtype: str) -> int:
+    """What was asked for, if that much is free; else what fits the settings."""
+    if config.kv_cache_gib is None:
+        return _sized_kv_space(config, hardware, model, dtype)
+    free_gib = hardware.ram_available_bytes / GIB
+    if config.kv_cache_gib > free_gib:
+        raise ConfigError(
+            f"The KV cache is to be {config.kv_cache_gib:,} GiB, and {free_gib:.1f} GiB of memory are free.",
+            "Give it less, or leave its size to the lab.",
+        )
+    return config.kv_cache_gib
 
 
 def kv_space_gib(config: ServerConfig, hardware: Hardware, shape: ModelShape) -> int:
@@ -306,6 +319,6 @@ def cpu_thread_environment(hardware: Hardware, python: str = sys.executable) -> 
     """Threads and OpenMP runtime for a CPU engine; the Hugging Face baseline gets the very same."""
     env = {"OMP_NUM_THREADS": str(len(hardware.cpu_ids))}
     openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
-    if openmp.is_file():
+    if openmp.is_file() and not any(mark.isspace() or mark == ":" for mark in str(openmp)):  # the loader splits there
         env["LD_PRELOAD"] = str(openmp)
     return env

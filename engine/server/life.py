@@ -142,6 +142,7 @@ class ServerLife:
             command=launch.shell_line(),
             log_path=str(log_path),
             max_model_len=endpoint.max_model_len,
+            scratch=str(child.scratch),
         )
         tools.publish(
             endpoint=endpoint,

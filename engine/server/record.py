@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from engine.errors import ServerFailed
 from engine.server.processes import boot_id, group_members, is_ours, kill_group
 
 FILE_NAME = "server.json"
+# Of the folder for sockets and temporary files that every server gets.
+SCRATCH_PREFIX = "vllm-lab-"
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class ServerRecord:
     log_path: str
     max_model_len: int | None = None
     ready_after_s: float | None = None
+    scratch: str = ""
     boot: str = field(default_factory=boot_id)
 
     @property
@@ -81,5 +85,7 @@ def end_leftover(state_dir: Path) -> list[int]:
         _, left = kill_group(record.pid)
         if left:
             raise ServerFailed(f"Processes {left} of an earlier server can't be ended.", "End them by hand.")
+    if Path(record.scratch).name.startswith(SCRATCH_PREFIX):
+        shutil.rmtree(record.scratch, ignore_errors=True)
     drop_record(state_dir)
     return members

@@ -92,7 +92,7 @@ class Supervisor:
         if not self._owner:
             raise DataFolderInUse(
                 "Another vLLM Lab owns this data folder, and its server is not ready.",
-                "Wait until it is, start it there, or set LAB_DATA_DIR to another folder.",
+                "Start it there, name a server with --base-url, or set LAB_DATA_DIR to another folder.",
             )
         with self._lock:
             self._check_reserved()

@@ -369,8 +369,11 @@ def test_less_than_one_free_gib_is_refused(build: Any) -> None:
     assert build(hardware=machine(free_gib=1)).env["VLLM_CPU_KVCACHE_SPACE"] == "1"
 
 
-def test_a_chosen_size_of_the_kv_cache_is_not_weighed(build: Any) -> None:
-    assert build(ServerConfig(kv_cache_gib=5), machine(free_gib=0.5)).env["VLLM_CPU_KVCACHE_SPACE"] == "5"
+def test_a_chosen_size_of_the_kv_cache_is_taken_if_it_is_free(build: Any) -> None:
+    assert build(ServerConfig(kv_cache_gib=5), machine(free_gib=5)).env["VLLM_CPU_KVCACHE_SPACE"] == "5"
+    with pytest.raises(ConfigError, match="4.9 GiB of memory are free") as caught:
+        build(ServerConfig(kv_cache_gib=5), machine(free_gib=4.9))
+    assert caught.value.remedy
 
 
 @pytest.mark.parametrize("hardware", [CPU, T4], ids=["cpu", "gpu"])

@@ -14,13 +14,14 @@ from engine import compare
 from engine.baseline import HfBaseline
 from engine.compare import APART_NOTE, CompareRunner
 from engine.compare_results import CompareResults, CompareSnapshot, CompareState, LaneState, Mode
-from engine.config import CompareConfig
+from engine.config import CompareConfig, ServerConfig
 from engine.errors import AlreadyRunning, LabError, StoreError
 from engine.models import ModelOrigin, ModelSource
+from engine.server.command import uses_eager
 from engine.server.state import Phase, ServerState
 from tests.fake_baseline import TOKEN_S
 from tests.fake_openai import FakeOpenAI, Script
-from tests.supervised import Lab, eventually
+from tests.supervised import TIMEOUT_S, Lab, eventually
 
 CONFIG = CompareConfig(prompt="why is it so", max_tokens=10, repeats=2)  # the fake server's answers have 10 tokens
 Scripted = Callable[..., None]
@@ -326,3 +327,35 @@ def test_a_machine_that_is_busy_with_something_else_is_told(
     assert len(found.warnings) == warnings
     assert all("0.9 of 1 cores" in warning for warning in found.warnings)
     assert CompareResults.from_dict(found.to_dict()).warnings == found.warnings
+
+
+@pytest.mark.parametrize("before", [None, False])
+def test_eager_is_measured_beside_compiled_and_the_servers_own_way_comes_back(
+    lab: Lab, runner: CompareRunner, before: bool | None
+) -> None:
+    lab.start_and_wait(ServerConfig(enforce_eager=before))
+    runner.start(replace(CONFIG, eager_against_graphs=True))
+    found = results(finished(runner))
+    assert set(found.engines) == {"hf", "vllm_eager", "vllm"}
+    assert found.ratio and found.ratio_eager
+    ready = lab.supervisor.wait_ready(TIMEOUT_S)
+    assert ready.config is not None and uses_eager(ready.config, lab.hardware) == (before is None)
+    run = lab.store.list()[0]
+    assert len(run.command.splitlines()) == 2
+
+
+def test_a_cancel_between_the_two_modes_brings_the_servers_own_way_back(
+    lab: Lab, runner: CompareRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ServerConfig(enforce_eager=False)
+    lab.start_and_wait(config)
+    measure = compare.CompareRunner._measure_vllm
+
+    def measure_and_cancel(self: CompareRunner, *args: object) -> None:
+        measure(self, *args)  # type: ignore[arg-type]
+        runner.cancel()
+
+    monkeypatch.setattr(compare.CompareRunner, "_measure_vllm", measure_and_cancel)
+    runner.start(replace(CONFIG, eager_against_graphs=True))
+    assert finished(runner).state == CompareState.CANCELLED
+    assert lab.supervisor.wait_ready(TIMEOUT_S).config == config

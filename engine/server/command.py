@@ -316,7 +316,7 @@ def _thread_binding(cpu_ids: tuple[int, ...], workers: int) -> str:
 
 
 def cpu_thread_environment(hardware: Hardware, python: str = sys.executable) -> dict[str, str]:
-    """Threads and OpenMP runtime for a CPU engine; the Hugging Face baseline gets the very same."""
+    """Threads and OpenMP runtime of a CPU engine. vLLM takes its threads from its binding instead: as many cores."""
     env = {"OMP_NUM_THREADS": str(len(hardware.cpu_ids))}
     openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
     if openmp.is_file() and not any(mark.isspace() or mark == ":" for mark in str(openmp)):  # the loader splits there

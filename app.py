@@ -11,13 +11,21 @@ from engine.errors import LabError
 st.set_page_config(page_title="vLLM Lab", page_icon=":material/bolt:", layout="wide", initial_sidebar_state=272)
 
 page = st.navigation(
-    [
-        st.Page("pages/home.py", title="Home", icon=":material/home:", default=True),
-        st.Page("pages/compare.py", title="HF vs vLLM", icon=":material/speed:", url_path="compare"),
-        st.Page("pages/chat.py", title="Chat", icon=":material/forum:", url_path="chat"),
-        st.Page("pages/server.py", title="Server", icon=":material/dns:", url_path="server"),
-        st.Page("pages/runs.py", title="Runs", icon=":material/history:", url_path="runs"),
-    ]
+    {
+        "": [st.Page("pages/home.py", title="Home", icon=":material/home:", default=True)],
+        "Measure": [
+            st.Page("pages/compare.py", title="HF vs vLLM", icon=":material/speed:", url_path="compare"),
+            st.Page("pages/chat.py", title="Chat", icon=":material/forum:", url_path="chat"),
+        ],
+        "KV cache": [
+            st.Page("pages/paged.py", title="Contiguous vs paged", icon=":material/grid_view:", url_path="paged"),
+            st.Page("pages/paper.py", title="The paper's figure", icon=":material/menu_book:", url_path="paper"),
+        ],
+        "Lab": [
+            st.Page("pages/server.py", title="Server", icon=":material/dns:", url_path="server"),
+            st.Page("pages/runs.py", title="Runs", icon=":material/history:", url_path="runs"),
+        ],
+    }
 )
 frame.style()
 try:

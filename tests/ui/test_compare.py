@@ -280,7 +280,7 @@ def test_commands_are_for_the_newest_comparison_and_the_running_model(open_page:
 def test_command_names_the_model_where_it_is_not_the_default(open_page: OpenPage) -> None:
     other = replace(fakes.READY, endpoint=replace(fakes.ENDPOINT, model="owner/na'me"))
     (shown, _) = [code.value for code in open_page(fakes.make_lab(other), "compare").code]
-    assert cli._parser().parse_args(shlex.split(shown)[3:]).model == "owner/na'me"
+    assert cli.build_parser().parse_args(shlex.split(shown)[3:]).model == "owner/na'me"
     (shown, _) = [code.value for code in open_page(fakes.make_lab(fakes.READY), "compare").code]
     assert "--model" not in shown and "--engines hf,vllm" in shown
 
@@ -358,7 +358,7 @@ def test_the_result_comes_before_the_race(open_page: OpenPage) -> None:
 )
 def test_shown_command_is_one_that_the_command_line_takes(config: CompareConfig) -> None:
     python, _, module, *argv = shlex.split(compare_form.command(config))
-    args = cli._parser().parse_args(argv)
+    args = cli.build_parser().parse_args(argv)
     assert (python, module) == ("python", "engine")
     assert args.prompt == config.prompt
     assert (args.max_tokens, args.repeats) == (config.max_tokens, config.repeats)

@@ -117,7 +117,7 @@ def test_every_option_of_a_server_can_be_given() -> None:
         "--distributed-executor-backend ray --dtype half --kv-cache-dtype fp8 --attention-backend X "
         "--gpu-memory-utilization 0.5 --no-enforce-eager --no-enable-prefix-caching"
     )
-    assert cli._server_config(cli._parser().parse_args(words.split())) == ServerConfig(
+    assert cli.serve.server_config(cli.build_parser().parse_args(words.split())) == ServerConfig(
         model="a/b",
         max_model_len=64,
         max_num_seqs=2,
@@ -136,7 +136,7 @@ def test_every_option_of_a_server_can_be_given() -> None:
         enforce_eager=False,
         enable_prefix_caching=False,
     )
-    assert cli._server_config(cli._parser().parse_args(["serve"])) == ServerConfig()
+    assert cli.serve.server_config(cli.build_parser().parse_args(["serve"])) == ServerConfig()
 
 
 # -- errors
@@ -345,7 +345,7 @@ def fake_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def when_served(action: Callable[[record.ServerRecord], None]) -> threading.Thread:
     """Do something as soon as the server is told of and waited for: the wait has a SIGTERM handler of its own."""
-    earlier = (signal.getsignal(signal.SIGTERM), cli._interrupt)
+    earlier = (signal.getsignal(signal.SIGTERM), cli.common.interrupt)
 
     def wait() -> None:
         deadline = time.monotonic() + TIMEOUT_S

@@ -35,7 +35,7 @@ from engine.server.command import resolved_dtype, uses_eager
 from engine.server.processes import group_members, proportional_bytes
 from engine.server.supervisor import Supervisor
 from engine.store import RunStore, new_run
-from engine.telemetry.host import other_cores, read_cpu
+from engine.telemetry.host import CoreWatch
 from engine.telemetry.prometheus import scrape
 
 Prompt = list[int] | str
@@ -43,7 +43,6 @@ Plan = dict[int, list[list[Prompt]]]
 IdsOf = Callable[[str], list[int]]
 POLL_S = 0.3
 NOT_FOUND = 404
-BUSY_SHARE = 0.2
 RESERVED = "A comparison is being measured."
 BOTH_FIT_FACTOR, BOTH_FIT_EXTRA = 1.3, int(1.5 * 1024**3)
 APART_NOTE = "Both engines do not fit into memory together: the server was stopped while Hugging Face ran."
@@ -332,16 +331,12 @@ class CompareRunner:
     @contextmanager
     def _watched(self, engine: str, hardware: Hardware, pid: int | None) -> Iterator[None]:
         """Warn when something else kept the cores busy meanwhile; only where the cores are what computes."""
-        if pid is None or hardware.device != Device.CPU:
-            yield
-            return
-        before = read_cpu(hardware.cpu_ids, pid)
+        watch = CoreWatch(hardware, pid)
         yield
-        others, cores = other_cores(before, read_cpu(hardware.cpu_ids, pid)), len(hardware.cpu_ids)
-        if others is not None and others > BUSY_SHARE * cores:
+        others = watch.read()
+        if others is not None and others.disturbs:
             self._board.warn(
-                f"While {ENGINE_LABELS[engine]} was measured, other programs (the browser and this app among them) "
-                f"kept {others:.1f} of {cores} cores busy: its numbers are lower than they could be."
+                f"While {ENGINE_LABELS[engine]} was measured, {others}: its numbers are lower than they could be."
             )
 
     # -- the server

@@ -19,6 +19,7 @@ from engine.errors import AlreadyRunning, LabError, StoreError
 from engine.models import ModelOrigin, ModelSource
 from engine.server.command import uses_eager
 from engine.server.state import Phase, ServerState
+from engine.telemetry.host import CoreWatch, OtherWork
 from tests.fake_baseline import TOKEN_S
 from tests.fake_openai import FakeOpenAI, Script
 from tests.supervised import TIMEOUT_S, Lab, eventually
@@ -321,7 +322,7 @@ def test_what_the_prefix_cache_gave_is_told_where_it_is_known(
 def test_a_machine_that_is_busy_with_something_else_is_told(
     lab: Lab, runner: CompareRunner, monkeypatch: pytest.MonkeyPatch, others: float, warnings: int
 ) -> None:
-    monkeypatch.setattr(compare, "other_cores", lambda *_: others)
+    monkeypatch.setattr(CoreWatch, "read", lambda _: OtherWork(others, 1))
     runner.start(CONFIG)
     found = results(finished(runner))
     assert len(found.warnings) == warnings

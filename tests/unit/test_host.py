@@ -11,7 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.telemetry.host import CpuReading, other_cores, read_cpu
+from engine.config import Device
+from engine.telemetry import host
+from engine.telemetry.host import CoreWatch, CpuReading, OtherWork, other_cores, read_cpu
+from tests.ui import fakes
 
 
 @pytest.mark.parametrize(
@@ -50,3 +53,33 @@ def test_the_groups_own_work_is_read() -> None:
             worker.stdout.readline()
         worker.kill()
     assert read_cpu((0,), worker.pid).group_s == 0.0
+
+
+def readings(monkeypatch: pytest.MonkeyPatch, *readings: CpuReading) -> None:
+    upcoming = iter(readings)
+    monkeypatch.setattr(host, "read_cpu", lambda cores, pgid: next(upcoming))
+
+
+def test_a_watch_tells_what_other_programs_did_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings(monkeypatch, CpuReading(100.0, 5.0, 1.0), CpuReading(102.0, 8.0, 3.0))
+    assert CoreWatch(fakes.environment().hardware, 1).read() == OtherWork(0.5, 2)
+
+
+def test_too_short_a_time_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings(monkeypatch, CpuReading(100.0, 5.0, 1.0), CpuReading(100.2, 5.4, 1.0))
+    assert CoreWatch(fakes.environment().hardware, 1).read() is None
+
+
+@pytest.mark.parametrize(("device", "pid"), [(Device.CUDA, 1), (Device.CPU, None)])
+def test_nothing_is_read_where_the_cores_do_not_compute_or_the_server_is_not_ours(
+    monkeypatch: pytest.MonkeyPatch, device: Device, pid: int | None
+) -> None:
+    readings(monkeypatch)  # none may be taken
+    assert CoreWatch(fakes.environment(device).hardware, pid).read() is None
+
+
+@pytest.mark.parametrize(("busy_cores", "disturbs"), [(0.4, False), (0.41, True)])
+def test_more_than_a_fifth_of_the_cores_disturbs(busy_cores: float, disturbs: bool) -> None:
+    work = OtherWork(busy_cores, 2)
+    assert work.disturbs is disturbs
+    assert "kept 0.4 of 2 cores busy" in str(work)

@@ -17,6 +17,7 @@ Anything that goes wrong is an event ``error`` (kind: memory, packages, other; t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -25,9 +26,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
-from engine.server.processes import peak_resident_bytes, proportional_bytes
+from engine.server.processes import proportional_bytes
 
 Emit = Callable[..., None]
 MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
@@ -181,7 +183,19 @@ class Baseline:
     def _peak_memory_bytes(self) -> int | None:
         if self._device.startswith("cuda"):
             return int(self._torch.cuda.max_memory_allocated())
-        return peak_resident_bytes([os.getpid()])
+        return _peak_resident_bytes()
+
+
+def _peak_resident_bytes() -> int | None:
+    """The most RAM that this process ever had resident; None where the kernel doesn't tell.
+
+    VmHWM, because ``ru_maxrss`` may still hold the size of the process that started this one.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def _answer(sent_s: float, clock: TokenClock, new: int, text: bool = True) -> dict[str, Any]:

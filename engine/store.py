@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ConfigError, DiskFull, LabError, StoreError
+from engine.errors import ConfigError
+from engine.store_errors import is_damage, lab_error
 
 RECENT_STARTS = 5
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
@@ -82,24 +83,25 @@ def new_run(kind: str, title: str, status: str = "done", **fields: Any) -> Run:
     return Run(run_id, kind, title, status, now.isoformat(timespec="seconds"), **fields)
 
 
+class _Damaged(Exception):
+    """The file is broken: to be kept aside."""
+
+
 class RunStore:
     """The database; every method may be called from any thread and raises StoreError or DiskFull when it can't."""
 
     def __init__(self, path: Path) -> None:
-        """Opens or makes it, or raises ConfigError. A corrupt file is kept aside and a new one begun (``notice``)."""
+        """Opens or makes it; raises ConfigError, StoreError or DiskFull.
+
+        A corrupt file is kept aside and a new one begun (``notice``).
+        """
         self._path = path
         self._lock = threading.RLock()
         self.notice: str | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._migrate()
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                if _is_full(error):
-                    raise _lab_error(path, error) from error
-                raise ConfigError(
-                    f"{path} can't be opened: {error}.", "Check its permissions, or set LAB_DATA_DIR."
-                ) from error
+        except _Damaged:
             self._set_aside()
             self._migrate()
         except OSError as error:
@@ -162,7 +164,7 @@ class RunStore:
             with self._transaction() as db:
                 yield db
         except sqlite3.Error as error:
-            raise _lab_error(self._path, error) from error
+            raise lab_error(self._path, error) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -176,21 +178,23 @@ class RunStore:
                 db.close()
 
     def _migrate(self) -> None:
-        with self._transaction() as db:
-            # Looked at before anything is written: a database that is refused stays as it was.
-            if _version(db) > len(MIGRATIONS):
-                raise ConfigError(
-                    f"{self._path} was written by a newer vLLM Lab.", "Update this one, or set LAB_DATA_DIR."
-                )
-            if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
-                raise sqlite3.DatabaseError("a page is damaged")
-            db.execute("PRAGMA journal_mode=WAL")
-            # Two processes may open a new database at once; the second finds the first one's version.
-            db.execute("BEGIN IMMEDIATE")
-            for number, script in list(enumerate(MIGRATIONS, 1))[_version(db) :]:
-                for statement in script.split(";"):
-                    db.execute(statement)
-                db.execute(f"PRAGMA user_version = {number}")
+        try:
+            with self._transaction() as db:
+                self._check(db)
+                db.execute("PRAGMA journal_mode=WAL")
+                if _version(db) < len(MIGRATIONS):
+                    _apply_migrations(db)
+        except sqlite3.Error as error:
+            if is_damage(error):
+                raise _Damaged from error
+            raise lab_error(self._path, error, opening=True) from error
+
+    def _check(self, db: sqlite3.Connection) -> None:
+        """Before anything is written: a database that is refused stays as it was."""
+        if _version(db) > len(MIGRATIONS):
+            raise ConfigError(f"{self._path} was written by a newer vLLM Lab.", "Update this one, or set LAB_DATA_DIR.")
+        if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+            raise _Damaged
 
     def _set_aside(self) -> None:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
@@ -203,23 +207,13 @@ class RunStore:
         )
 
 
-def _is_full(error: sqlite3.Error) -> bool:
-    return "full" in str(error)
-
-
-def _lab_error(path: Path, error: sqlite3.Error) -> LabError:
-    """The same failure with a remedy."""
-    if _is_full(error):
-        return DiskFull(f"No room on the disk for {path}.", "Free some space.")
-    if "locked" in str(error):
-        return StoreError(f"Another program keeps {path} locked.", "Close it there, then try again.")
-    if not isinstance(error, sqlite3.OperationalError):
-        return StoreError(
-            f"{path} is damaged: {error}.", "Restart the lab: it keeps the damaged file aside and begins a new one."
-        )
-    return StoreError(
-        f"{path} can't be read or written: {error}.", "Check the disk and the file's permissions, then try again."
-    )
+def _apply_migrations(db: sqlite3.Connection) -> None:
+    """Two processes may open a new database at once; the second waits and finds the first one's version."""
+    db.execute("BEGIN IMMEDIATE")
+    for number, script in list(enumerate(MIGRATIONS, 1))[_version(db) :]:
+        for statement in script.split(";"):
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version = {number}")
 
 
 def _version(db: sqlite3.Connection) -> int:

@@ -10,8 +10,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from engine.config import Settings
 from engine.errors import ConfigError
 from engine.services import LabServices
+from engine.store import RunStore
 
 Answer = tuple[dict[str, Any], bool]
 
@@ -51,20 +53,43 @@ def wait_ready(services: LabServices) -> None:
         teller.join()
 
 
+def open_store(settings: Settings) -> RunStore:
+    """The saved runs; says it where a damaged file had to be kept aside."""
+    store = RunStore(settings.database)
+    say_notice(store)
+    return store
+
+
+def say_notice(store: RunStore) -> None:
+    if store.notice:
+        say(store.notice)
+
+
 class closing:
-    """Close the services on the way out, also after SIGTERM (which becomes KeyboardInterrupt)."""
+    """Close the services on the way out, also after SIGTERM or SIGINT (which become KeyboardInterrupt)."""
 
     def __init__(self, services: LabServices) -> None:
         self._services = services
 
     def __enter__(self) -> LabServices:
-        signal.signal(signal.SIGTERM, interrupt)
-        if notice := self._services.store.notice:
-            say(notice)
+        take_signals(interrupt)
+        say_notice(self._services.store)
         return self._services
 
     def __exit__(self, *_: object) -> None:
         self._services.close()
+
+
+def take_signals(handler: Callable[..., None]) -> None:
+    """Have SIGTERM and SIGINT handled.
+
+    A shell without job control starts what it puts in the background with SIGINT ignored, so that only SIGTERM would
+    end it. Under nohup (SIGHUP ignored too) that is meant: what is to outlive its terminal gets no Ctrl-C from it.
+    """
+    signal.signal(signal.SIGTERM, handler)
+    under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    if not (under_nohup and signal.getsignal(signal.SIGINT) == signal.SIG_IGN):
+        signal.signal(signal.SIGINT, handler)
 
 
 def interrupt(*_: object) -> None:

@@ -6,10 +6,9 @@ import argparse
 import json
 from typing import Any
 
-from engine.cli.common import Answer, add_verb
+from engine.cli.common import Answer, add_verb, open_store
 from engine.config import Settings
 from engine.errors import ConfigError
-from engine.store import RunStore
 
 MOST_RUNS = 1_000_000
 
@@ -21,7 +20,7 @@ def register(verbs: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace, settings: Settings) -> Answer:
-    store = RunStore(settings.database)
+    store = open_store(settings)
     if arguments.run_id is None:
         return {"runs": [run.to_dict() for run in store.list(limit=min(arguments.limit, MOST_RUNS))]}, True
     run = store.get(arguments.run_id) if arguments.run_id.isascii() else None

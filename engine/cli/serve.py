@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import threading
 from dataclasses import fields, replace
 from typing import Any
 
-from engine.cli.common import Answer, add_verb, closing, number, say, wait_ready
+from engine.cli.common import Answer, add_verb, closing, number, say, take_signals, wait_ready
 from engine.config import DTYPES, ServerConfig, Settings
 from engine.environment import detect_hardware
 from engine.errors import ConfigError
@@ -80,11 +79,8 @@ def server_config(arguments: argparse.Namespace) -> ServerConfig:
 def _wait_for_end(services: LabServices) -> None:
     """Until Ctrl-C, SIGTERM, or the end of the server."""
     asked = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: asked.set())
-    try:
-        while services.supervisor.snapshot().ready and not asked.wait(0.5):
-            pass
-    except KeyboardInterrupt:
+    take_signals(lambda *_: asked.set())
+    while services.supervisor.snapshot().ready and not asked.wait(0.5):
         pass
 
 

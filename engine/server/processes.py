@@ -102,19 +102,6 @@ def openmp_files(pid: int) -> set[Path]:
     return set(SHARED_MEMORY.glob(f"__KMP_REGISTERED_LIB_{pid}_*"))
 
 
-def peak_resident_bytes(pids: list[int]) -> int | None:
-    """Sum of the most RAM that each process ever had resident; None where none of them tells.
-
-    VmHWM, because ``ru_maxrss`` may still hold the size of the process that started this one.
-    """
-    peaks = []
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            lines = (PROC / str(pid) / "status").read_text().splitlines()
-            peaks += [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]
-    return sum(peaks) if peaks else None
-
-
 def proportional_bytes(pids: list[int]) -> int | None:
     """RAM that processes occupy together now (PSS): what several share is counted once. None where none tells."""
     sizes = []

@@ -35,10 +35,12 @@ UNREACHABLE = "http://127.0.0.1:9/v1"
 
 @pytest.fixture(autouse=True)
 def _own_signals() -> Iterator[None]:
-    """The command line takes SIGTERM for itself; the test run wants it back."""
-    before = signal.getsignal(signal.SIGTERM)
+    """The command line takes signals for itself; the test run wants them back."""
+    taken = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in taken]
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in zip(taken, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -222,6 +224,16 @@ def test_runs_are_listed_newest_first_and_one_can_be_shown(run: Any, run_json: A
     assert [line.split()[0] for line in out.splitlines()] == [item.id for item in reversed(runs)]
 
 
+def test_a_damaged_database_is_kept_aside_and_the_list_says_so(run: Any, run_json: Any) -> None:
+    path = Settings.from_env().database
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"this was never a database" * 400)
+    code, out, err = run("runs")
+    assert code == 0 and "No runs yet" in out
+    assert "damaged" in err and ".corrupt-" in err
+    assert run_json("runs") == (0, {"runs": []})
+
+
 # -- stop
 
 
@@ -389,6 +401,29 @@ def test_serving_ends_with_sigterm_and_leaves_nothing(run: Any) -> None:
     assert seen[0].api_key not in err
     assert not psutil.pid_exists(seen[0].pid)
     assert record.read_record(Settings.from_env().state_dir) is None
+
+
+@pytest.mark.usefixtures("fake_server")
+def test_serving_ends_with_sigint_also_where_a_shell_began_it_in_the_background(run: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what a shell without job control does to a background job
+    when_served(lambda _: os.kill(os.getpid(), signal.SIGINT))
+    code, _, err = run("serve", "--model", "owner/name")
+    assert code == 0 and "Stopped." in err
+
+
+@pytest.mark.usefixtures("fake_server")
+def test_serving_under_nohup_takes_no_sigint_only_sigterm(run: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def end(_: record.ServerRecord) -> None:
+        ignored.append(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    ignored: list[bool] = []
+    when_served(end)
+    code, _, err = run("serve", "--model", "owner/name")
+    assert (code, ignored) == (0, [True]) and "Stopped." in err
 
 
 @pytest.mark.usefixtures("fake_server")

@@ -23,9 +23,10 @@ import pytest
 
 from engine import store as store_module
 from engine.config import PROJECT_ROOT
-from engine.errors import ConfigError, DiskFull, StoreError
+from engine.errors import ConfigError, DiskFull, LabError, StoreError
 from engine.server import log
 from engine.store import Run, RunStore, RunSummary, new_run, run_to_json, runs_to_csv
+from engine.store_errors import lab_error
 
 NOBODY = 65534
 FIRST_MIGRATION = store_module.MIGRATIONS[0]
@@ -250,7 +251,7 @@ def test_a_migration_that_fails_leaves_the_older_version_whole(
     run = full_run()
     store.add(run)
     monkeypatch.setattr(store_module, "MIGRATIONS", (FIRST_MIGRATION, "CREATE TABLE extra (id INTEGER); NONSENSE;"))
-    with pytest.raises(ConfigError):
+    with pytest.raises(StoreError, match="syntax error"):
         RunStore(path)
     assert user_version(path) == 1
     monkeypatch.undo()
@@ -403,18 +404,15 @@ def test_a_database_that_loses_its_tables_is_an_error_with_a_remedy(
 ) -> None:
     with sqlite3.connect(path) as db:
         db.executescript("DROP TABLE runs; DROP TABLE starts;")
-    with pytest.raises(StoreError, match="can't be read or written: no such table") as caught:
+    with pytest.raises(StoreError, match="isn't as this lab makes it: no such table") as caught:
         call(store)
-    assert caught.value.remedy
+    assert "Move it elsewhere" in caught.value.remedy
 
 
 def test_a_database_that_stays_locked_is_an_error_that_says_so(
     store: RunStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connect = sqlite3.connect
-    holder = connect(path, isolation_level=None)
-    holder.execute("BEGIN IMMEDIATE")
-    monkeypatch.setattr(sqlite3, "connect", lambda name, **_: connect(name, timeout=0))
+    holder = lock(path, monkeypatch)
     with pytest.raises(StoreError, match="locked") as caught:
         store.add(full_run())
     assert "try again" in caught.value.remedy
@@ -422,6 +420,81 @@ def test_a_database_that_stays_locked_is_an_error_that_says_so(
     holder.close()
     store.add(full_run())
     assert len(store.list()) == 1
+
+
+def lock(path: Path, monkeypatch: pytest.MonkeyPatch, how: str = "BEGIN IMMEDIATE") -> sqlite3.Connection:
+    """Another program in the middle of a change; nobody waits for it."""
+    connect = sqlite3.connect
+    holder = connect(path, isolation_level=None)
+    holder.execute(how)
+    monkeypatch.setattr(sqlite3, "connect", lambda name, **_: connect(name, timeout=0))
+    return holder
+
+
+def test_a_new_database_that_another_program_locks_is_an_error_that_says_so(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.parent.mkdir(parents=True)
+    holder = lock(path, monkeypatch, "BEGIN EXCLUSIVE")
+    with pytest.raises(StoreError, match="Another program keeps .* locked") as caught:
+        RunStore(path)
+    assert "try again" in caught.value.remedy and "permissions" not in caught.value.remedy
+    assert kept_aside(path) == []
+    holder.close()
+    assert RunStore(path).list() == []
+
+
+def test_opening_to_read_needs_no_lock(store: RunStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.add(full_run())
+    holder = lock(path, monkeypatch)
+    assert len(RunStore(path).list()) == 1
+    holder.close()
+
+
+def test_the_database_of_another_program_is_refused_and_left_untouched(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE runs (theirs TEXT)")
+    with pytest.raises(StoreError, match="already exists") as caught:
+        RunStore(path)
+    assert "Move it elsewhere" in caught.value.remedy
+    assert user_version(path) == 0 and kept_aside(path) == []
+
+
+def test_a_folder_in_the_place_of_the_database_is_a_config_error(path: Path) -> None:
+    path.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="can't be opened"):
+        RunStore(path)
+
+
+@pytest.mark.parametrize("opening", [True, False])
+@pytest.mark.parametrize(
+    ("code", "kind", "remedy"),
+    [
+        (sqlite3.SQLITE_FULL, DiskFull, "Free some space"),
+        (sqlite3.SQLITE_BUSY, StoreError, "Close it there"),
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, StoreError, "Close it there"),
+        (sqlite3.SQLITE_LOCKED, StoreError, "Close it there"),
+        (sqlite3.SQLITE_CORRUPT, StoreError, "keeps the damaged file aside"),
+        (sqlite3.SQLITE_NOTADB, StoreError, "keeps the damaged file aside"),
+        (sqlite3.SQLITE_CANTOPEN, LabError, "permissions"),
+        (sqlite3.SQLITE_READONLY, LabError, "permissions"),
+        (sqlite3.SQLITE_READONLY_DIRECTORY, LabError, "permissions"),
+        (sqlite3.SQLITE_IOERR_WRITE, StoreError, "network drive"),
+        (sqlite3.SQLITE_IOERR_SHMMAP, StoreError, "network drive"),
+        (sqlite3.SQLITE_TOOBIG, StoreError, "fewer users"),
+        (sqlite3.SQLITE_ERROR, StoreError, "Move it elsewhere"),
+        (None, StoreError, "fault of the lab"),
+    ],
+)
+def test_every_kind_of_failure_has_a_remedy_of_its_own(
+    code: int | None, kind: type[LabError], remedy: str, opening: bool
+) -> None:
+    error = sqlite3.OperationalError("words that may change")
+    if code is not None:
+        error.sqlite_errorcode = code
+    told = lab_error(Path("/data/runs.db"), error, opening=opening)
+    assert isinstance(told, kind) and remedy in told.remedy and told.cause
 
 
 def test_a_database_whose_folder_is_gone_is_an_error_with_a_remedy(store: RunStore, path: Path) -> None:

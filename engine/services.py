@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.chat import ChatRegistry
+from engine.chat import ChatArchive, ChatRegistry
 from engine.compare import CompareRunner
 from engine.config import Settings
 from engine.environment import Environment, collect
@@ -82,7 +82,8 @@ def _open(settings: Settings, lock: FileLock | None) -> LabServices:
     store = RunStore(settings.database)
     supervisor = Supervisor(settings, store, owner=lock is not None)
     # The two ask each other: what is measured must not share the machine with a chat.
-    chats = ChatRegistry(before_turn=lambda: compare.require_idle())
+    archive = ChatArchive(settings, store, supervisor.snapshot)
+    chats = ChatRegistry(before_turn=lambda: compare.require_idle(), archive=archive)
     compare = CompareRunner(settings, supervisor, store, is_chatting=chats.streaming)
     return LabServices(
         settings=settings,

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from engine.chat import ChatOptions, TurnStatus
-from engine.cli.common import Answer, add_endpoint, add_verb, attach, closing, number, require_model, wait_ready
+from engine.cli.common import Answer, add_endpoint, add_verb, attach, closing, number, require_model, say, wait_ready
 from engine.config import ServerConfig, Settings
 from engine.errors import ConfigError
 from engine.services import open_beside
@@ -37,8 +37,11 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> Answer:
         session = services.chats.get("command-line")
         session.send(services.supervisor.endpoint(), arguments.message, options)
         session.wait(600.0)
-        turn = session.snapshot().turns[-1]
+        snapshot = session.snapshot()
+        turn, saved = snapshot.turns[-1], snapshot.saved
         trace = turn.trace
+        if saved.error:
+            say(f"This answer isn't saved: {saved.error}")
         answer = {
             "text": turn.text,
             "status": str(turn.status),
@@ -48,6 +51,7 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> Answer:
             "prompt_tokens": trace.prompt_tokens if trace else None,
             "output_tokens": trace.output_tokens if trace else None,
             "cached_tokens": trace.cached_tokens if trace else None,
+            "run_id": saved.run_id,
         }
         if turn.status != TurnStatus.DONE:
             answer |= {"error": turn.error or "The answer was cut short.", "remedy": ""}

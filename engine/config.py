@@ -23,6 +23,26 @@ OFFERED_MODELS = (
 )
 DTYPES = ("auto", "half", "bfloat16", "float32")
 EXECUTOR_BACKENDS = ("mp", "ray")
+CONTIGUOUS_ALLOCATORS = ("contiguous_max", "contiguous_pow2", "contiguous_oracle")
+PAGED_ALLOCATORS = ("paged", "paged_prefix", "paged_parallel")
+ALLOCATORS = (*CONTIGUOUS_ALLOCATORS, *PAGED_ALLOCATORS)
+WORKLOADS = ("lab", "sharegpt", "alpaca", "shared_prefix", "parallel", "trace", "typed")
+SIMULATION_LIMITS: dict[str, tuple[float, float]] = {
+    "requests": (1, 100_000),
+    "memory_tokens": (1, 4_194_304),
+    "max_model_len": (2, 1_048_576),
+    "block_size": (1, 4096),
+    "buddy_unit": (1, 4096),
+    "max_num_seqs": (1, 65_536),
+    "watermark": (0, 0.5),
+    "arrivals_per_100_steps": (0.01, 100_000),
+    "step_s": (0.0001, 60),
+    "long_share": (0, 1),
+    "prefix_tokens": (0, 1_048_576),
+    "prefix_groups": (1, 1000),
+    "samples": (1, 64),
+    "seed": (0, 2**63 - 1),
+}
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_PORT = 8501
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
@@ -203,6 +223,60 @@ class CompareConfig:
         unknown = set(self.engines) - {"hf", "vllm"}
         if unknown or not self.engines:
             raise ConfigError(f"Unknown engine {', '.join(sorted(unknown)) or '(none)'}.", "Use hf, vllm or both.")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class SimulationConfig:
+    """One simulated KV cache and the requests that come to it. Lengths are tokens, times are steps of the model.
+
+    ``arrivals_per_100_steps`` None: every request waits from the start (a closed loop). A trace is a closed loop too
+    unless ``step_s`` says how many seconds one step takes. ``buddy_unit`` is the smallest piece of the contiguous
+    allocators, ``block_size`` that of the paged ones; ``watermark`` the share of blocks that admission leaves free.
+    ``long_share`` (of the lab's prompts), ``prefix_tokens``, ``prefix_groups`` and ``samples`` shape the workloads
+    that use them; ``trace`` is the path of a CSV file, ``typed`` one request a line: prompt and output tokens.
+    """
+
+    workload: str = "lab"
+    requests: int = 200
+    memory_tokens: int = 4000
+    max_model_len: int = 512
+    block_size: int = 16
+    buddy_unit: int = 16
+    max_num_seqs: int = 256
+    watermark: float = 0.0
+    arrivals_per_100_steps: float | None = None
+    step_s: float | None = None
+    long_share: float = 0.5
+    prefix_tokens: int = 128
+    prefix_groups: int = 2
+    samples: int = 1
+    seed: int = 0
+    trace: str = ""
+    typed: str = ""
+    allocators: tuple[str, ...] = (*CONTIGUOUS_ALLOCATORS, "paged")
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in SIMULATION_LIMITS.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ConfigError(f"{name} is {value}.", f"Use {low:,} to {high:,}.")
+        for name in ("block_size", "buddy_unit"):
+            if getattr(self, name) > self.memory_tokens:
+                raise ConfigError(
+                    f"{name} ({getattr(self, name)}) is larger than the memory ({self.memory_tokens} tokens).",
+                    "Make it smaller, or give more memory.",
+                )
+        if self.workload not in WORKLOADS:
+            raise ConfigError(f"There is no workload {self.workload!r}.", f"Use one of {', '.join(WORKLOADS)}.")
+        unknown = [name for name in self.allocators if name not in ALLOCATORS]
+        if unknown or not self.allocators:
+            raise ConfigError(
+                f"There is no allocator {unknown[0]!r}." if unknown else "No allocator was chosen.",
+                f"Use one or more of {', '.join(ALLOCATORS)}.",
+            )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,0 +1,103 @@
+"""Requests from a CSV file (``arrival_s,input_tokens,output_tokens``) or typed by hand."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.errors import ConfigError
+
+COLUMNS = ("input_tokens", "output_tokens")
+ARRIVAL = "arrival_s"
+MOST_ROWS = 1_000_000
+MOST_TOKENS = 10_000_000
+LATEST_S = 1e8
+MOST_TYPED = 1000
+FORMAT = "It needs the columns arrival_s, input_tokens and output_tokens, with a header line."
+
+
+class Row(NamedTuple):
+    """``arrival_s`` is seconds (a trace) or a step (typed); None where the source has no times."""
+
+    arrival: float | None
+    prompt: int
+    output: int
+
+
+def read_trace(path: str, *, timed: bool) -> list[Row]:
+    """All rows of a trace, in order of arrival where they are ``timed``. Raises ConfigError naming file and line."""
+    if not path.strip():
+        raise ConfigError("No trace file was given.", "Give the path of a CSV file. " + FORMAT)
+    name = Path(path).name
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as lines:
+            rows = list(_parse(lines, name, timed))
+    except (OSError, ValueError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"The trace {name} can't be read: {reason}.", "Give a CSV file of text. " + FORMAT) from error
+    if not rows:
+        raise ConfigError(f"The trace {name} has no rows.", FORMAT)
+    return sorted(rows, key=lambda row: row.arrival or 0.0)
+
+
+def read_typed(text: str) -> list[Row]:
+    """One request a line: ``prompt output`` or ``arrival_step prompt output``, with spaces or commas."""
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.replace(",", " ").split()
+        if not words:
+            continue
+        where = f"Line {number}"
+        if len(words) not in (2, 3):
+            raise ConfigError(f"{where} has {len(words)} numbers.", "Write prompt and output tokens, like 32 50.")
+        arrival = _whole(words[0], "the arrival step", where, least=0) if len(words) == 3 else 0
+        prompt = _whole(words[-2], "the prompt", where)
+        rows.append(Row(arrival, prompt, _whole(words[-1], "the output", where)))
+    if not rows:
+        raise ConfigError("No request was typed.", "Write one a line: prompt and output tokens, like 32 50.")
+    if len(rows) > MOST_TYPED:
+        raise ConfigError(f"{len(rows)} requests were typed.", f"Type at most {MOST_TYPED}; use a trace file for more.")
+    return sorted(rows, key=lambda row: row.arrival or 0.0)
+
+
+def _parse(lines: Iterable[str], name: str, timed: bool) -> Iterator[Row]:
+    reader = csv.DictReader(lines)
+    wanted = (ARRIVAL, *COLUMNS) if timed else COLUMNS
+    missing = [column for column in wanted if column not in (reader.fieldnames or ())]
+    if missing:
+        raise ConfigError(f"The trace {name} has no column {', '.join(missing)}.", FORMAT)
+    for number, values in enumerate(reader, 1):
+        if number > MOST_ROWS:
+            raise ConfigError(f"The trace {name} has more than {MOST_ROWS:,} rows.", "Cut it into parts.")
+        where = f"Line {reader.line_num} of {name}"
+        prompt, output = (_whole(values[column], column, where) for column in COLUMNS)
+        yield Row(_seconds(values[ARRIVAL], where) if timed else None, prompt, output)
+
+
+def _whole(word: str | None, what: str, where: str, least: int = 1) -> int:
+    try:
+        number = int((word or "").strip())
+    except ValueError:
+        raise ConfigError(f"{where}: {what} is {_shown(word)}, not a whole number.", "Mend that line.") from None
+    if not least <= number <= MOST_TOKENS:
+        raise ConfigError(f"{where}: {what} is {_shown(word)}.", f"Use {least} to {MOST_TOKENS:,}.")
+    return number
+
+
+def _seconds(word: str | None, where: str) -> float:
+    if not (word or "").strip():
+        raise ConfigError(f"{where} has no arrival_s.", "Leave the step time out: all requests then wait at once.")
+    try:
+        seconds = float(word or "")
+    except ValueError:
+        raise ConfigError(f"{where}: arrival_s is {_shown(word)}, not a number.", "Mend that line.") from None
+    if not math.isfinite(seconds) or not 0 <= seconds <= LATEST_S:
+        raise ConfigError(f"{where}: arrival_s is {_shown(word)}.", f"Use 0 to {LATEST_S:,.0f} seconds.")
+    return seconds
+
+
+def _shown(word: str | None) -> str:
+    return "missing" if word is None else repr(word if len(word) <= 30 else word[:30] + "…")

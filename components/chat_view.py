@@ -9,7 +9,7 @@ import streamlit as st
 
 from components import html
 from components.format import millis, number, percent, plain, short
-from engine.chat import ChatOptions, ChatSnapshot, Turn, TurnStatus
+from engine.chat import ChatOptions, ChatSnapshot, SaveState, Turn, TurnStatus
 from engine.config import Endpoint
 from engine.errors import LabError
 from engine.metrics import METRIC_HELP
@@ -26,8 +26,13 @@ AVATARS = {"user": ":material/person:", "assistant": ":material/bolt:"}
 
 def turns(snapshot: ChatSnapshot) -> None:
     for turn in snapshot.turns:
-        with st.chat_message(turn.role, avatar=AVATARS.get(turn.role)):
-            _turn(turn)
+        message(turn)
+
+
+def message(turn: Turn) -> None:
+    """What one side said, live or saved."""
+    with st.chat_message(turn.role, avatar=AVATARS.get(turn.role)):
+        _turn(turn)
 
 
 def _turn(turn: Turn) -> None:
@@ -122,6 +127,22 @@ def numbers(snapshot: ChatSnapshot, endpoint: Endpoint | None) -> None:
         )
     if turn and turn.trace:
         server_side(turn.trace)
+    if turn and turn.others and turn.others.disturbs:
+        st.caption(f":material/speed: {plain(f'While this was answered, {turn.others}.')} Its numbers could be better.")
+
+
+def saved(state: SaveState) -> None:
+    """Where the conversation is kept, or why it isn't."""
+    if state.error is not None:
+        remedy = f" {plain(state.error.remedy)}" if state.error.remedy else ""
+        st.warning(
+            f"The newest turns aren't saved yet. {plain(state.error.cause)}{remedy} The next turn tries again.",
+            icon=":material/save:",
+        )
+    if state.run_id is not None:
+        st.page_link(
+            "pages/runs.py", label="Open the saved run", icon=":material/history:", query_params={"run": state.run_id}
+        )
 
 
 def _help(name: str) -> str:

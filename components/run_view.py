@@ -3,57 +3,91 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import streamlit as st
 
-from components import errors, results
-from components.format import moment, plain, ratio, seconds
+from components import chat_run, errors, results
+from components.format import UNKNOWN, moment, plain, ratio, seconds
+from engine.chat import turns_to_csv
 from engine.services import LabServices
 from engine.store import Run, RunSummary, run_to_json, runs_to_csv
 
-STATUS_WORDS = {"done": "Done", "cancelled": "Cancelled", "failed": "Failed"}
+STATUS_WORDS = chat_run.STATUS_WORDS | {"cancelled": "Cancelled"}
+KIND_WORDS = {"compare": "Comparisons", "chat": "Chats"}
+ALL, OPEN, OPEN_LABEL = "All", "open", ":material/open_in_new: Open"
 
 
 def overview(services: LabServices) -> None:
-    """All runs, newest first; a click on a row opens it."""
+    """All runs, newest first; one click opens one."""
     runs = services.store.summaries()
     if not runs:
-        st.markdown("Nothing was measured yet. Every comparison is saved here by itself, with hardware and software.")
-        st.page_link("pages/compare.py", label="Measure HF against vLLM", icon=":material/play_arrow:")
+        st.markdown(
+            "Nothing was measured yet. Every comparison and every chat is saved here by itself, "
+            "with hardware and software."
+        )
+        with st.container(horizontal=True):
+            st.page_link("pages/compare.py", label="Measure HF against vLLM", icon=":material/play_arrow:")
+            st.page_link("pages/chat.py", label="Chat", icon=":material/forum:")
         return
+    _table(_of_chosen_kind(runs))
+    st.download_button(
+        "Download all as CSV",
+        lambda: runs_to_csv(services.store.list(limit=None)).encode(),
+        "vllm-lab-runs.csv",
+        "text/csv",
+        icon=":material/download:",
+        key="runs_csv",
+        on_click="ignore",
+    )
+
+
+def _of_chosen_kind(runs: Sequence[RunSummary]) -> Sequence[RunSummary]:
+    words = {KIND_WORDS.get(run.kind, run.kind): run.kind for run in runs}
+    if len(words) < 2:
+        return runs
+    chosen = st.segmented_control(
+        "Kind",
+        [ALL, *words],
+        default=ALL,
+        required=True,
+        format_func=plain,
+        key="runs_kind",
+        persist_state="session",
+        label_visibility="collapsed",
+    )
+    return [run for run in runs if chosen not in words or run.kind == words[chosen]]
+
+
+def _table(runs: Sequence[RunSummary]) -> None:
     rows = [overview_row(run) for run in runs]
-    picked = st.dataframe(
-        {name: [row[name] for row in rows] for name in rows[0]},
+    # A click tells the row as it was drawn; by then a run may have come or gone.
+    st.session_state["runs_drawn"] = [run.id for run in runs]
+    st.dataframe(
+        {OPEN: [OPEN_LABEL] * len(rows)} | {name: [row[name] for row in rows] for name in rows[0]},
         hide_index=True,
-        key="runs_table",
-        on_select="rerun",
-        selection_mode="single-row",
+        column_config={
+            OPEN: st.column_config.ButtonColumn(
+                "", width="small", type="tertiary", on_click=_open_clicked, key="runs_open"
+            )
+        },
         row_height=42,
+        key="runs_table",
         alt=f"{len(runs)} saved runs, newest first",
     )
-    chosen = picked["selection"]["rows"]
-    with st.container(horizontal=True, vertical_alignment="center"):
-        if chosen and st.button("Open the run", icon=":material/open_in_new:", type="primary", key="runs_open"):
-            st.query_params["run"] = runs[chosen[0]].id
-            st.rerun()
-        st.download_button(
-            "Download all as CSV",
-            lambda: runs_to_csv(services.store.list(limit=None)).encode(),
-            "vllm-lab-runs.csv",
-            "text/csv",
-            icon=":material/download:",
-            key="runs_csv",
-            on_click="ignore",
-        )
-        if not chosen:
-            st.caption("Choose a row to open it.")
+
+
+def _open_clicked() -> None:
+    st.query_params["run"] = st.session_state["runs_drawn"][st.session_state["runs_open"].row]
 
 
 def overview_row(run: RunSummary) -> dict[str, str]:
+    """Titles are “what: result”."""
+    what, _, result = run.title.partition(": ")
     return {
         "When": moment(run.created_at),
-        "What": run.title,
-        "Result": ratio(run.ratio),
+        "What": what,
+        "Result": ratio(run.ratio) if run.ratio is not None else result or UNKNOWN,
         "Status": STATUS_WORDS.get(str(run.status), str(run.status)),
         "Took": seconds(run.duration_s),
         "Machine": run.machine,
@@ -70,7 +104,7 @@ def detail(services: LabServices, run: Run) -> None:
     st.caption(
         plain(f"{moment(run.created_at)} · {status} · took {seconds(run.duration_s)} · {results.summary_of(run)}")
     )
-    saved = results.saved_results(run)
+    saved, turns = results.saved_results(run), chat_run.turns_of(run)
     if error := results.as_dict(run.results).get("error"):
         st.error(plain(error), icon=":material/error:")
     if saved is not None and not saved.empty:
@@ -78,6 +112,8 @@ def detail(services: LabServices, run: Run) -> None:
         with st.container(border=True, key="runs_result"):
             results.headline(saved, f"Median of {repeats} repeats, warm-up discarded")
         results.details(saved, key="runs_levels")
+    if turns:
+        chat_run.show(run, turns)
     _actions(services, run)
     with st.expander("Configuration, environment and model", icon=":material/data_object:"):
         context = {"configuration": run.config, "environment": run.environment, "model": run.model}
@@ -100,7 +136,7 @@ def _actions(services: LabServices, run: Run) -> None:
         )
         st.download_button(
             "CSV",
-            runs_to_csv([run]),
+            turns_to_csv(run) if run.kind == "chat" else runs_to_csv([run]),
             f"run-{run.id}.csv",
             "text/csv",
             icon=":material/download:",

@@ -27,9 +27,9 @@ session = services.chats.get(st.query_params["chat"])
 snapshot = session.snapshot()
 
 
-def conversation(streaming: bool) -> None:
+def conversation(drawn: tuple[bool, bool]) -> None:
     now = session.snapshot()
-    if now.streaming != streaming:
+    if (now.streaming, now.saved.pending) != drawn:
         st.rerun()
     with st.container(height=440, border=False, autoscroll=True, key="chat_turns"):
         if now.turns:
@@ -42,6 +42,8 @@ def panel(streaming: bool) -> None:
     now = session.snapshot()
     if now.streaming == streaming:  # the conversation's fragment redraws the page when it ends
         chat_view.numbers(now, endpoint)
+        if not streaming:
+            chat_view.saved(now.saved)
 
 
 def notice() -> None:
@@ -54,13 +56,14 @@ def notice() -> None:
 
 
 left, right = st.columns([3, 2], gap="large")
-every = POLL_S if snapshot.streaming else None
+drawn = (snapshot.streaming, snapshot.saved.pending)
+every = POLL_S if any(drawn) else None
 with left:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.title("Chat", anchor=False)
         st.space("stretch")
         options = chat_view.options()
-        if st.button("Clear", icon=":material/delete_sweep:", key="chat_clear", disabled=not snapshot.turns):
+        if st.button("New chat", icon=":material/add_comment:", key="chat_clear", disabled=not snapshot.turns):
             session.clear()
             st.rerun()
         if st.button("Stop", icon=":material/stop_circle:", key="chat_stop", disabled=not snapshot.streaming):
@@ -68,7 +71,7 @@ with left:
     if endpoint is None or measuring:
         with st.container(key="chat_notice"):
             notice()
-    st.fragment(conversation, run_every=every)(snapshot.streaming)
+    st.fragment(conversation, run_every=every)(drawn)
     text = st.chat_input(
         "Message to the model" if endpoint else "Start the server first",
         key="chat_input",

@@ -157,7 +157,7 @@ class ChatRun:
         if self._written is not None and self._archive.store.get(self._written[0].id) is None:
             self._deleted, self._written = self._written[1], None
         begun = self._written[0] if self._written else new_run(KIND, "", environment=self._archive.environment())
-        run = _as_run(begun, exchanges[self._deleted :])
+        run = as_run(begun, exchanges[self._deleted :])
         self._archive.store.add(run)
         self._written = (run, len(exchanges))
 
@@ -169,8 +169,8 @@ def turns_to_csv(run: Run) -> str:
     return runs_to_csv([replace(run, results=row) for row in rows] or [run])
 
 
-def _as_run(begun: Run, exchanges: Sequence[Exchange]) -> Run:
-    """The run with these turns; of several servers its settings are the last one's, its commands all of them."""
+def as_run(begun: Run, exchanges: Sequence[Exchange]) -> Run:
+    """``begun`` with these turns, at least one. Of several servers it has the last one's settings and all commands."""
     last = exchanges[-1].asked
     ttft_ms, tpot_ms = _median_ms(exchanges, "ttft_ms"), _median_ms(exchanges, "tpot_ms")
     endpoint = {name: getattr(last.served, name) for name in ("base_url", "model", "max_model_len")}

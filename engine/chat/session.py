@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 MAX_SESSIONS = 64
 STOP_TIMEOUT_S = 5.0
 
+ExtraFields = Callable[[str], dict[str, Any]]
+
 
 @dataclass(frozen=True)
 class _Job:
@@ -40,9 +42,14 @@ class _Job:
 class ChatSession:
     """One conversation. Any thread may call any method; one answer streams at a time."""
 
-    def __init__(self, before_turn: Callable[[], None] = lambda: None, archive: ChatArchive | None = None) -> None:
+    def __init__(
+        self,
+        before_turn: Callable[[], None] = lambda: None,
+        archive: ChatArchive | None = None,
+        extra_fields: ExtraFields = lambda question: {},
+    ) -> None:
         """Finished turns are saved in ``archive``, where there is one."""
-        self._before_turn, self._archive = before_turn, archive
+        self._before_turn, self._archive, self._extra_fields = before_turn, archive, extra_fields
         self._saved = _begun(archive)
         self._lock = threading.Lock()
         self._turns: list[Turn] = []
@@ -67,6 +74,7 @@ class ChatSession:
             messages = self._messages(text, options)
             vllm, prompt_tokens = check_fits(endpoint, messages, options.max_tokens)
             body = request_body(endpoint, messages, options, live_usage=vllm)
+            body["extra_body"] = self._extra_fields(text)
             asked = self._archive.asked(endpoint, text, options) if self._archive else None
         except BaseException:
             with self._lock:
@@ -189,21 +197,29 @@ class ChatRegistry:
         max_sessions: int = MAX_SESSIONS,
         before_turn: Callable[[], None] = lambda: None,
         archive: ChatArchive | None = None,
+        extra_fields: ExtraFields = lambda question: {},
     ) -> None:
-        """``before_turn`` is called before every turn, and what it raises refuses the turn."""
+        """``before_turn`` is called before every turn, and what it raises refuses the turn.
+
+        ``extra_fields(question)`` are fields that only one engine knows, to be sent along.
+        """
         self._max_sessions, self._before_turn, self._archive = max_sessions, before_turn, archive
+        self._extra_fields = extra_fields
         self._lock = threading.Lock()
         self._sessions: OrderedDict[str, ChatSession] = OrderedDict()
 
     def get(self, session_id: str) -> ChatSession:
         """The conversation of this id, made on first use."""
         with self._lock:
-            session = self._sessions.pop(session_id, None) or ChatSession(self._before_turn, self._archive)
+            session = self._sessions.pop(session_id, None) or self._new()
             self._sessions[session_id] = session
             dropped = [self._sessions.popitem(last=False)[1] for _ in range(len(self._sessions) - self._max_sessions)]
         for old in dropped:
             old.stop()
         return session
+
+    def _new(self) -> ChatSession:
+        return ChatSession(self._before_turn, self._archive, self._extra_fields)
 
     def streaming(self) -> bool:
         """Whether any answer is being written."""

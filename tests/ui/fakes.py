@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from engine.chat import ChatSnapshot, Turn, TurnStatus
+from engine.chat import ChatOptions, ChatSnapshot, Turn, TurnStatus
+from engine.chat.saving import Asked, Exchange, Served, as_run
+from engine.compare_estimate import Estimate
 from engine.compare_results import (
     CompareResults,
     CompareSnapshot,
@@ -34,6 +36,7 @@ from engine.server.state import (
     ServerState,
 )
 from engine.store import Run, RunSummary
+from engine.telemetry.host import CoreWatch
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 COMMAND = (
@@ -97,6 +100,10 @@ class FakeCompare(Calls):
     def __init__(self, snapshot: CompareSnapshot) -> None:
         super().__init__()
         self.current = snapshot
+        self.expected: Estimate | None = None
+
+    def estimate(self, config: CompareConfig, server: ServerConfig | None = None) -> Estimate | None:
+        return self.expected
 
     def snapshot(self) -> CompareSnapshot:
         return self.current
@@ -500,3 +507,25 @@ def saved_run(run_id: str = "20261201-064000-abcdef", **changes: Any) -> Run:
         results=RESULTS.to_dict(),
     )
     return replace(run, **changes)
+
+
+def saved_chat(run_id: str = "20261201-064500-abcdef", *conversations: ChatSnapshot, **changes: Any) -> Run:
+    """A conversation as the store gives it back; one good answer unless others are given."""
+    hardware = environment().hardware
+    served = Served(ENDPOINT.base_url, MODEL, 2048, SOURCE.to_dict(), ServerConfig().to_dict(), COMMAND)
+    exchanges = [
+        Exchange(
+            number,
+            Asked(
+                turns[0].text,
+                ChatOptions("Be brief."),
+                served,
+                "2026-12-01T06:45:00.000+00:00",
+                CoreWatch(hardware, None),
+            ),
+            turns[1],
+        )
+        for number, turns in enumerate((chat.turns for chat in conversations or (CHAT_DONE,)), 1)
+    ]
+    begun = Run(run_id, "chat", "", "", "", environment=environment().to_dict())
+    return replace(as_run(begun, exchanges), **changes)

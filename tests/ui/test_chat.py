@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from engine.chat import ChatOptions, ChatSnapshot, Turn
-from engine.errors import AlreadyRunning, LabError, PromptTooLong, ServerNotReady
+from engine.chat import ChatOptions, ChatSnapshot, SaveState, Turn
+from engine.errors import AlreadyRunning, DiskFull, LabError, PromptTooLong, ServerNotReady
 from engine.server.state import ServerSnapshot
+from engine.telemetry.host import OtherWork
 from tests.fake_openai import FakeOpenAI
 from tests.ui import fakes
 from tests.ui.conftest import OpenPage
@@ -86,7 +87,7 @@ def test_empty_chat_has_nothing_to_clear_or_stop_and_no_numbers(open_page: OpenP
     _, at = opened(open_page)
     assert not at.exception
     assert "Ask something." in part(at, "chat_turns")
-    assert not {"Clear", "Stop"} & labels(at)
+    assert not {"New chat", "Stop"} & labels(at)
     assert metrics(at) == UNKNOWN
     panel = part(at, "chat_numbers")
     assert "— of 2,048 tokens" in panel
@@ -130,9 +131,9 @@ def test_done_shows_times_beside_the_servers_own(open_page: OpenPage) -> None:
     assert not at.chat_input(key="chat_input").disabled
 
 
-def test_clear_forgets_the_conversation(open_page: OpenPage) -> None:
+def test_a_new_chat_leaves_the_conversation(open_page: OpenPage) -> None:
     lab, at = opened(open_page, fakes.CHAT_DONE)
-    press(at, "Clear")
+    press(at, "New chat")
     assert not at.exception
     assert lab.chats.session.made == [("clear", None)]
 
@@ -150,7 +151,7 @@ def test_an_answer_that_is_not_whole_says_why(open_page: OpenPage, chat: ChatSna
     _, at = opened(open_page, chat)
     assert not at.exception
     assert words in part(at, "chat_turns")
-    assert "Clear" in labels(at) and "Stop" not in labels(at)
+    assert "New chat" in labels(at) and "Stop" not in labels(at)
 
 
 def test_what_arrived_of_an_interrupted_answer_is_kept(open_page: OpenPage) -> None:
@@ -214,3 +215,35 @@ def test_any_text_may_be_the_conversation_in_the_address(open_page: OpenPage, na
     at = open_page(fakes.make_lab(fakes.READY), "chat", chat=name)
     assert not at.exception
     assert_no_live_markup(at)
+
+
+def test_a_saved_conversation_leads_to_its_run(open_page: OpenPage) -> None:
+    _, at = opened(open_page, replace(fakes.CHAT_DONE, saved=SaveState("20261201-064000-abcdef")))
+    assert not at.exception and not at.warning
+    (link,) = [link for link in at.page_link if link.label == "Open the saved run"]
+    assert "20261201-064000-abcdef" in str(link.proto)
+
+
+def test_an_unsaved_conversation_leads_nowhere(open_page: OpenPage) -> None:
+    _, at = opened(open_page, fakes.CHAT_DONE)
+    assert "Open the saved run" not in links(at)
+
+
+def test_a_store_that_fails_is_a_notice_beside_the_answer(open_page: OpenPage) -> None:
+    failed = SaveState(error=DiskFull(f"No room on the disk. {HOSTILE}", "Free some space."))
+    _, at = opened(open_page, replace(fakes.CHAT_DONE, saved=failed))
+    assert not at.exception
+    assert fakes.ANSWER.text in [text.value for text in at.text]
+    for words in ("aren't saved yet", "No room on the disk.", "Free some space."):
+        assert words in part(at, "chat_numbers")
+    assert_no_live_markup(at)
+
+
+@pytest.mark.parametrize(("busy_cores", "told"), [(0.4, False), (0.9, True)])
+def test_other_programs_on_the_cores_are_told_beside_the_numbers(
+    open_page: OpenPage, busy_cores: float, told: bool
+) -> None:
+    turn = replace(fakes.ANSWER, others=OtherWork(busy_cores, 2))
+    _, at = opened(open_page, ChatSnapshot((fakes.QUESTION, turn)))
+    assert not at.exception
+    assert ("kept 0.9 of 2 cores busy" in part(at, "chat_numbers")) is told

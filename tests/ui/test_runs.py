@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from engine.chat import ChatSnapshot, Turn, TurnStatus
 from engine.errors import DiskFull, StoreError
 from engine.store import Run
 from tests.ui import fakes
 from tests.ui.conftest import OpenPage
-from tests.ui.page import HOSTILE, assert_no_live_markup, errors, keys, labels, links, press, said, titles
+from tests.ui.page import (
+    HOSTILE,
+    assert_no_live_markup,
+    errors,
+    keys,
+    labels,
+    links,
+    metrics,
+    part,
+    press,
+    said,
+    table,
+    titles,
+)
 
 FIRST, SECOND = fakes.saved_run("20261201-064000-aaaaaa"), fakes.saved_run("20261201-050000-bbbbbb", title="Older one")
 
@@ -46,26 +61,40 @@ def test_list_shows_every_run_with_its_result(open_page: OpenPage) -> None:
     _, at = opened(open_page, FIRST, SECOND)
     shown = at.dataframe[0].value
     assert not at.exception
-    assert list(shown["What"]) == ["HF vs vLLM: 3.12×", "Older one"]
+    assert list(shown["What"]) == ["HF vs vLLM", "Older one"]
     assert list(shown["Result"]) == ["3.1×"] * 2
     assert list(shown["When"]) == ["1 Dec 2026, 06:40 UTC"] * 2
     assert list(shown["Status"]) == ["Done"] * 2
     assert list(shown["Took"]) == ["64 s"] * 2
-    assert "Choose a row to open it." in said(at)
+    assert list(shown["open"]) == [":material/open_in_new: Open"] * 2
     assert [button.label for button in at.get("download_button")] == ["Download all as CSV"]
 
 
-def test_a_chosen_row_is_opened_under_its_own_address(open_page: OpenPage) -> None:
+def click_open(at: AppTest, row: int) -> AppTest:
+    """Press a button inside the table, as a browser tells it: AppTest has no way of its own."""
+    states = at._tree.get_widget_states()
+    clicked = states.widgets.add(id=at.dataframe[0].proto.button_click_widgets["open"])
+    clicked.string_trigger_value.data = json.dumps({"row": row, "label": "Open"})
+    return at._run(states)
+
+
+def test_one_click_opens_a_run_under_its_own_address(open_page: OpenPage) -> None:
     lab, at = opened(open_page, FIRST, SECOND)
-    at.session_state["runs_table"] = {"selection": {"rows": [1], "columns": [], "cells": []}}
-    press(at.run(), "Open the run")
+    click_open(at, 1)
     assert not at.exception
     assert at.query_params["run"] == SECOND.id
     assert titles(at) == ["Older one"]
 
 
+def test_a_click_opens_the_run_that_was_drawn_there(open_page: OpenPage) -> None:
+    lab, at = opened(open_page, FIRST, SECOND)
+    lab.store.runs.insert(0, fakes.saved_run("20261201-070000-cccccc", title="Newer one"))
+    click_open(at, 1)
+    assert titles(at) == ["Older one"]
+
+
 def test_what_is_not_known_of_a_run_is_a_dash(open_page: OpenPage) -> None:
-    _, at = opened(open_page, fakes.saved_run(duration_s=None, results={}, environment={}))
+    _, at = opened(open_page, fakes.saved_run(title="HF vs vLLM", duration_s=None, results={}, environment={}))
     row = at.dataframe[0].value.iloc[0]
     assert (row["Result"], row["Took"]) == ("—", "—")
 
@@ -231,3 +260,73 @@ def test_a_delete_that_fails_is_a_message_and_the_run_stays(open_page: OpenPage)
     assert not at.exception
     assert errors(at) == ["**No room on the disk.**\n\nFree some space."]
     assert lab.store.runs == [FIRST]
+
+
+# --- chats -----------------------------------------------------------------------------------------------------------
+
+CHAT = fakes.saved_chat()
+
+
+def test_the_list_holds_comparisons_and_chats(open_page: OpenPage) -> None:
+    _, at = opened(open_page, FIRST, CHAT)
+    shown = at.dataframe[0].value
+    assert not at.exception
+    assert list(shown["What"]) == ["HF vs vLLM", "Chat"]
+    assert list(shown["Result"]) == ["3.1×", "1 answer, TTFT 50 ms"]
+
+
+def test_one_kind_alone_can_be_listed_and_opened(open_page: OpenPage) -> None:
+    _, at = opened(open_page, FIRST, CHAT)
+    at.segmented_control(key="runs_kind").set_value("Chats").run()
+    assert list(at.dataframe[0].value["What"]) == ["Chat"]
+    click_open(at, 0)
+    assert titles(at) == [CHAT.title]
+
+
+def test_a_list_of_one_kind_has_no_choice(open_page: OpenPage) -> None:
+    _, at = opened(open_page, FIRST, SECOND)
+    assert not at.get("segmented_control")
+
+
+def test_a_chat_is_shown_with_its_medians_turns_and_words(open_page: OpenPage) -> None:
+    run = fakes.saved_chat("x", fakes.CHAT_DONE, fakes.CHAT_INTERRUPTED, fakes.CHAT_FAILED)
+    _, at = opened(open_page, run, run="x")
+    assert not at.exception
+    assert metrics(at) == {"TTFT, median": "50.0 ms", "TPOT, median": "13.3 ms", "Finished answers": "1 of 3"}
+    first_turn, others = table(at).split("2 · Interrupted")
+    cells = " ".join(first_turn.split("Queue")[1].split())
+    assert cells == "1 50.0 ms 13.3 ms 90.0 ms 19.0 ms 20.0 ms 40 32 4 41.0 ms 1.5 ms"
+    assert "3 · Failed" in others
+    said_there = part(at, "runs_conversation")
+    assert "Be brief." in said_there and "The server refused it." in said_there
+    assert [text.value for text in at.text][:2] == [fakes.QUESTION.text, fakes.ANSWER.text]
+    assert [button.label for button in at.get("download_button")] == ["JSON", "CSV"]
+
+
+def test_what_is_not_known_of_a_turn_is_a_dash(open_page: OpenPage) -> None:
+    _, at = opened(open_page, fakes.saved_chat("x", fakes.CHAT_FAILED), run="x")
+    assert not at.exception
+    assert metrics(at) == {"TTFT, median": "—", "TPOT, median": "—", "Finished answers": "0 of 1"}
+    assert table(at).split("1 · Failed")[1].split() == ["—"] * 10
+
+
+def test_markup_in_a_saved_chat_is_text(open_page: OpenPage) -> None:
+    answer = replace(fakes.ANSWER, text=HOSTILE, reasoning=HOSTILE, status=TurnStatus.FAILED, error=HOSTILE)
+    run = fakes.saved_chat("x", ChatSnapshot((Turn("user", HOSTILE), answer)))
+    run.results["turns"][0] |= {"options": {"system": HOSTILE, "temperature": HOSTILE}}
+    run.results["turns"].append(run.results["turns"][0] | {"status": HOSTILE})
+    _, at = opened(open_page, run, run="x")
+    assert not at.exception
+    assert HOSTILE in [text.value for text in at.text]
+    assert_no_live_markup(at)
+
+
+@pytest.mark.parametrize(
+    "results",
+    [{}, {"turns": None}, {"turns": "text"}, {"turns": [1, None, {}]}, {"turns": [{"ttft_ms": "fast"}]}, [], None],
+    ids=json.dumps,
+)
+def test_a_damaged_chat_is_shown_as_far_as_it_can_be(open_page: OpenPage, results: Any) -> None:
+    _, at = opened(open_page, fakes.saved_chat("x", results=results), run="x")
+    assert not at.exception
+    assert titles(at) == [CHAT.title] and "runs_delete" in keys(at)

@@ -32,7 +32,9 @@ TARGET_RATIO = 1.4
 KV_GIB = "2"  # as the lab sizes it for this model
 
 
-def stock(config: ServerConfig, hardware: Hardware, source: ModelSource, *, port: int, api_key: str) -> Launch:
+def stock(
+    config: ServerConfig, hardware: Hardware, source: ModelSource, *, port: int, api_key: str, **_: Any
+) -> Launch:
     """vLLM as its documentation starts it: no flag but where to listen and what to serve.
 
     One variable is needed for it to start on every machine: it would take 92% of the RAM for itself.

@@ -13,7 +13,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +55,8 @@ OnIndexedText = Callable[[int, str, float], None]
 class CompletionRequest:
     """A prompt (text or token ids) for ``/v1/completions``, or messages for ``/v1/chat/completions``.
 
-    ``ignore_eos`` (vLLM) forces exactly ``max_tokens`` tokens; fewer then count as interrupted.
+    ``ignore_eos`` (vLLM) forces exactly ``max_tokens`` tokens; fewer then count as interrupted. ``extra`` are fields
+    that only one engine knows.
     """
 
     prompt: str | list[int] | None = None
@@ -65,6 +66,7 @@ class CompletionRequest:
     temperature: float = 0.0
     top_p: float | None = None
     seed: int | None = None
+    extra: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
@@ -93,7 +95,7 @@ class CompletionRequest:
         }
         body |= {"prompt": self.prompt} if self.messages is None else {"messages": self.messages}
         optional = {"top_p": self.top_p, "seed": self.seed, "ignore_eos": self.ignore_eos or None}
-        return body | {name: value for name, value in optional.items() if value is not None}
+        return body | {name: value for name, value in optional.items() if value is not None} | dict(self.extra or {})
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,10 @@ from engine.compare import CompareRunner
 from engine.config import Settings
 from engine.environment import Environment, collect
 from engine.errors import DataFolderInUse
+from engine.kv.live.follow import LiveBlocks
+from engine.kv.live.watch import BlockWatch
 from engine.locks import FileLock
+from engine.server.command import installed_options, publishes_kv_events
 from engine.server.record import ServerRecord, read_record
 from engine.server.supervisor import Supervisor
 from engine.store import RunStore
@@ -27,12 +30,14 @@ class LabServices:
     supervisor: Supervisor
     compare: CompareRunner
     chats: ChatRegistry
+    blocks: BlockWatch
     lock: FileLock | None
 
     def close(self) -> None:
         """Cancel what runs, stop the server (unless it is somebody else's) and free the data folder."""
         self.compare.close()
         self.chats.close()
+        self.blocks.close()
         self.supervisor.close()
         if self.lock is not None:
             self.lock.release()
@@ -80,11 +85,13 @@ def _open_owned(settings: Settings, lock: FileLock) -> LabServices:
 
 def _open(settings: Settings, lock: FileLock | None) -> LabServices:
     store = RunStore(settings.database)
-    supervisor = Supervisor(settings, store, owner=lock is not None)
+    live = LiveBlocks(supported=lambda: publishes_kv_events(installed_options()))
+    supervisor = Supervisor(settings, store, owner=lock is not None, events=live)
     # The two ask each other: what is measured must not share the machine with a chat.
     archive = ChatArchive(settings, store, supervisor.snapshot)
-    chats = ChatRegistry(before_turn=lambda: compare.require_idle(), archive=archive)
-    compare = CompareRunner(settings, supervisor, store, is_chatting=chats.streaming)
+    chats = ChatRegistry(before_turn=lambda: compare.require_idle(), archive=archive, extra_fields=live.chat_fields)
+    blocks = BlockWatch(live, supervisor.snapshot, before_sending=lambda: compare.require_idle())
+    compare = CompareRunner(settings, supervisor, store, is_chatting=lambda: chats.streaming() or blocks.sending)
     return LabServices(
         settings=settings,
         environment=collect(settings),
@@ -92,5 +99,6 @@ def _open(settings: Settings, lock: FileLock | None) -> LabServices:
         supervisor=supervisor,
         compare=compare,
         chats=chats,
+        blocks=blocks,
         lock=lock,
     )

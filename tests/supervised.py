@@ -66,11 +66,19 @@ class Lab:
         )
 
     def _build(
-        self, config: ServerConfig, hardware: Hardware, source: ModelSource, *, port: int, api_key: str
+        self,
+        config: ServerConfig,
+        hardware: Hardware,
+        source: ModelSource,
+        *,
+        port: int,
+        api_key: str,
+        kv_events: str | None = None,
     ) -> Launch:
         argv = (sys.executable, "-m", "tests.fake_server", "--port", str(port), "--model", source.model_id)
         env = {"VLLM_API_KEY": api_key, "PYTHONPATH": str(PROJECT_ROOT)}
-        self.launched.append(Launch((*argv, *self.words, "--gate", str(self.gate)), env))
+        told = ("--kv-events-config", kv_events) if kv_events else ()
+        self.launched.append(Launch((*argv, *told, *self.words, "--gate", str(self.gate)), env))
         return self.launched[-1]
 
     def at(self, phase: Phase, action: str) -> None:

@@ -87,6 +87,7 @@ def build_launch(
     *,
     port: int,
     api_key: str,
+    kv_events: str | None = None,
     options: frozenset[str] | None = None,
     built_for: Device | None = None,
     python: str = sys.executable,
@@ -94,8 +95,9 @@ def build_launch(
     """The command for this configuration, hardware and model.
 
     ``options`` are the names that vLLM takes (``installed_options``): the ones that only add figures are left out where
-    it does not. ``built_for`` is the device that vLLM is built for (``installed_vllm``). Raises ConfigError for what
-    can't start here, ModelUnusable for a model whose config can't be read.
+    it does not. ``kv_events`` is the value of ``--kv-events-config``, where somebody listens. ``built_for`` is the
+    device that vLLM is built for (``installed_vllm``). Raises ConfigError for what can't start here, ModelUnusable for
+    a model whose config can't be read.
     """
     model = read_config(source.path / "config.json")
     dtype = resolved_dtype(config, hardware, source)
@@ -119,6 +121,8 @@ def build_launch(
     for name in ("enable-per-request-metrics", "enable-prompt-tokens-details", "disable-uvicorn-access-log"):
         if name.replace("-", "_") in known:
             argv.append(f"--{name}")
+    if kv_events is not None and publishes_kv_events(known):
+        argv += ["--kv-events-config", kv_events]
     env = COMMON_ENVIRONMENT | {"VLLM_API_KEY": api_key, "VLLM_NO_USAGE_STATS": "1"}
     if hardware.device == Device.CPU:
         env |= _cpu_environment(config, hardware, python)
@@ -210,6 +214,11 @@ def installed_options() -> frozenset[str]:
     root = Path(next(iter(spec.submodule_search_locations)))
     texts = [(root / name).read_text("utf-8") for name in OPTION_SOURCES if (root / name).is_file()]
     return frozenset(re.findall(r"^    (\w+)\s*:", "\n".join(texts), re.MULTILINE))
+
+
+def publishes_kv_events(options: frozenset[str]) -> bool:
+    """Whether a vLLM with these options can tell about its KV blocks."""
+    return "kv_events_config" in options
 
 
 def _check_machine(config: ServerConfig, hardware: Hardware, built_for: Device | None) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from engine.client import list_models, probe_one_token
 from engine.config import Device, Endpoint, ServerConfig, Settings
@@ -45,6 +46,16 @@ class _Died(Exception):
     """It ended by itself."""
 
 
+class BlockEvents(Protocol):
+    """Who listens to what a server says about its KV blocks, from before its start to after its end."""
+
+    def open(self, config: ServerConfig) -> str | None:
+        """The value of vLLM's ``--kv-events-config``; None where there is nothing to listen to. Raises nothing."""
+
+    def close(self) -> None:
+        """The server is gone."""
+
+
 @dataclass(frozen=True)
 class Tools:
     """What a life works with; tests put their own in."""
@@ -55,6 +66,7 @@ class Tools:
     hardware: Callable[[Settings], Hardware]
     publish: Callable[..., None]
     remember: Callable[[Mapping[str, float]], None]
+    events: BlockEvents | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +137,8 @@ class ServerLife:
         port, key = config.port or free_port(), secrets.token_urlsafe(32)
         if config.port is not None:
             require_free(config.port)
-        launch = tools.build(config, hardware, source, port=port, api_key=key)
+        kv_events = tools.events.open(config) if tools.events else None
+        launch = tools.build(config, hardware, source, port=port, api_key=key, kv_events=kv_events)
         endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", source.model_id, key, config.max_model_len)
         log_path = self._new_log()
         child = self._child = ServerChild(launch, log_path, os.environ)
@@ -246,6 +259,8 @@ class ServerLife:
         """End what runs, look whether it is gone and its memory back, and say so."""
         self._tracker.finish()
         ended = self._child.stop() if self._child is not None else None
+        if self._tools.events is not None:
+            self._tools.events.close()
         self._tools.publish(phases=self._tracker.progress(), elapsed_s=self._tracker.elapsed_s)
         left = ended.left if ended is not None else ()
         if not left:

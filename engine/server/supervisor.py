@@ -31,7 +31,15 @@ from engine.fetch import base_url_of
 from engine.models import ModelSource, prepare
 from engine.server import log, record
 from engine.server.command import Launch, build_launch
-from engine.server.life import POLL_S, START_TIMEOUT_S, Ending, ServerLife, Tools, scraped_capacity
+from engine.server.life import (
+    POLL_S,
+    START_TIMEOUT_S,
+    BlockEvents,
+    Ending,
+    ServerLife,
+    Tools,
+    scraped_capacity,
+)
 from engine.server.startup import StartupTracker
 from engine.server.state import Diagnosis, KvCapacity, ServerSnapshot, ServerState
 from engine.store import RunStore
@@ -54,9 +62,10 @@ class Supervisor:
         build: Callable[..., Launch] = build_launch,
         prepare_model: Callable[..., ModelSource] = prepare,
         hardware: Callable[[Settings], Hardware] = detect_hardware,
+        events: BlockEvents | None = None,
     ) -> None:
         self._settings, self._store, self._owner = settings, store, owner
-        self._tools = Tools(settings, build, prepare_model, hardware, self._publish, self._remember)
+        self._tools = Tools(settings, build, prepare_model, hardware, self._publish, self._remember, events)
         self._lock = threading.RLock()
         self._snapshot = ServerSnapshot()
         self._stop = threading.Event()

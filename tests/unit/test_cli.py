@@ -345,7 +345,7 @@ def test_the_command_can_be_shown_beside_an_open_lab(run_json: Any, owner: Any, 
 def fake_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What the lab starts is the fake server."""
 
-    def build(*_: Any, port: int, api_key: str) -> Launch:
+    def build(*_: Any, port: int, api_key: str, **__: Any) -> Launch:
         env = {"VLLM_API_KEY": api_key, "PYTHONPATH": str(PROJECT_ROOT)}
         return Launch((sys.executable, "-m", "tests.fake_server", "--port", str(port)), env)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 
 import streamlit as st
 
 from components import errors, palette
-from components.format import plain
+from components.format import plain, roughly
 from engine.config import DEFAULT_MODEL, CompareConfig, Device
+from engine.errors import LabError
 from engine.server.state import ServerSnapshot
 from engine.services import LabServices
 
@@ -41,7 +43,7 @@ def form(services: LabServices) -> None:
     cuda = services.environment.hardware.device == Device.CUDA
     server = services.supervisor.snapshot()
     foreign = server.attached and not server.adopted
-    with st.form("compare_form", border=True, enter_to_submit=False):
+    with st.container(border=True, key="compare_form"):  # no st.form: the estimate follows the choices
         prompt = st.text_area("Prompt", DEFAULTS.prompt, height=68, key="compare_prompt", persist_state="session")
         columns = st.columns([6, 5, 4, 4], gap="medium", vertical_alignment="bottom")
         engines = columns[0].segmented_control(
@@ -85,17 +87,9 @@ def form(services: LabServices) -> None:
             static = st.toggle("Also Hugging Face's own static batch", True, key="compare_static")
             graphs = cuda and st.toggle("Also eager against CUDA graphs", False, key="compare_graphs")
             st.space("stretch")
-            pressed = st.form_submit_button(
-                "Start the race",
-                type="primary",
-                icon=":material/play_arrow:",
-                disabled=bool(server.reserved),
-                help=plain(server.reserved) or None,
-            )
-    if pressed:
-        with errors.shown():
-            services.compare.start(
-                CompareConfig(
+
+            def chosen() -> CompareConfig:
+                return CompareConfig(
                     prompt=prompt,
                     max_tokens=int(tokens),
                     repeats=int(repeats),
@@ -104,8 +98,38 @@ def form(services: LabServices) -> None:
                     static_batch=static,
                     eager_against_graphs=bool(graphs),
                 )
+
+            if not server.reserved:
+                expected_time(services, chosen)
+            pressed = st.button(
+                "Start the race",
+                type="primary",
+                icon=":material/play_arrow:",
+                disabled=bool(server.reserved),
+                help=plain(server.reserved) or None,
+                key="compare_start",
             )
+    if pressed:
+        with errors.shown():
+            services.compare.start(chosen())
             st.rerun()
+
+
+def expected_time(services: LabServices, chosen: Callable[[], CompareConfig]) -> None:
+    """How long these choices will take; nothing where no earlier run tells, or where they can't be started."""
+    try:
+        expected = services.compare.estimate(chosen())
+    except LabError:
+        return
+    if expected is not None:
+        origin = "from the last run" if expected.runs == 1 else f"from {expected.runs} earlier runs"
+        time = roughly(expected.total.low_s, expected.total.high_s)
+        st.caption(f"{time[0].upper()}{time[1:]} on this machine ({origin})", width="content")
+
+
+def time_left(left_s: tuple[float, float] | None) -> str:
+    """“ · about 40 s left”; empty where nothing is known, and when it should be over already."""
+    return f" · {roughly(*left_s)} left" if left_s is not None and left_s[1] > 0 else ""
 
 
 def command(config: CompareConfig, model: str = DEFAULT_MODEL, base_url: str | None = None) -> str:

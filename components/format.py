@@ -47,6 +47,16 @@ def seconds(value_s: float | None) -> str:
     return f"{short(value_s)} s"
 
 
+def roughly(low_s: float, high_s: float) -> str:
+    """A time that is only known roughly: “about 40 s”, “about 2 min”, “3 to 5 min”; ten seconds at the least."""
+    in_minutes = high_s >= 90
+    low, high = (
+        max(1, round(value_s / 60)) if in_minutes else max(10, 10 * round(value_s / 10)) for value_s in (low_s, high_s)
+    )
+    unit = "min" if in_minutes else "s"
+    return f"about {high} {unit}" if low == high else f"{low} to {high} {unit}"
+
+
 def ratio(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.1f}×" if value < 99.5 else f"{value:.0f}×"
 

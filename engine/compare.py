@@ -7,7 +7,6 @@ process ends, then vLLM is measured. Every shape is warmed up once and that is t
 from __future__ import annotations
 
 import contextlib
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +15,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.baseline import HfBaseline, Loaded
-from engine.client import CompletionRequest, run_concurrently, tokenize
+from engine.client import CompletionRequest, run_concurrently
 from engine.compare_board import Board
+from engine.compare_estimate import Estimate, estimate
+from engine.compare_plan import (
+    Plan,
+    Prompt,
+    hf_modes,
+    messages_of,
+    plan_by_ids,
+    plan_by_server,
+    repeats_in_all,
+)
 from engine.compare_results import (
+    APART_NOTE,
     ENGINE_LABELS,
     CompareResults,
     CompareSnapshot,
@@ -27,25 +37,20 @@ from engine.compare_results import (
     Mode,
     Repeat,
 )
+from engine.compare_server import MeasuredServer
 from engine.config import CompareConfig, Device, Endpoint, ServerConfig, Settings
 from engine.environment import Hardware, collect, detect_hardware
-from engine.errors import AlreadyRunning, ConfigError, LabError, RequestRejected, ServerFailed
-from engine.models import ModelSource, find_ready, prepare
+from engine.errors import AlreadyRunning, LabError
+from engine.models import ModelSource, prepare
 from engine.server.command import resolved_dtype, uses_eager
-from engine.server.processes import group_members, proportional_bytes
 from engine.server.supervisor import Supervisor
 from engine.store import RunStore, new_run
 from engine.telemetry.host import CoreWatch
 from engine.telemetry.prometheus import scrape
 
-Prompt = list[int] | str
-Plan = dict[int, list[list[Prompt]]]
-IdsOf = Callable[[str], list[int]]
 POLL_S = 0.3
-NOT_FOUND = 404
+RUNS_LOOKED_AT = 20
 RESERVED = "A comparison is being measured."
-BOTH_FIT_FACTOR, BOTH_FIT_EXTRA = 1.3, int(1.5 * 1024**3)
-APART_NOTE = "Both engines do not fit into memory together: the server was stopped while Hugging Face ran."
 ATTACHED_NOTE = "The server is not the lab's own: its weights, dtype, threads and mode are not known here."
 LOCAL_WEIGHTS_NOTE = "Hugging Face ran the weights that are on this machine under the served model's name."
 
@@ -74,6 +79,7 @@ class CompareRunner:
         is_chatting: Callable[[], bool] = lambda: False,
     ) -> None:
         self._settings, self._supervisor, self._store = settings, supervisor, store
+        self._server = MeasuredServer(settings, supervisor, self._say, self._check_cancel)
         self._is_chatting = is_chatting
         self._lock = threading.Lock()
         self._board = Board()
@@ -90,11 +96,25 @@ class CompareRunner:
         if self._board.snapshot().running:
             raise AlreadyRunning(RESERVED, "Wait until it is over, or cancel it.")
 
+    def estimate(self, config: CompareConfig, server: ServerConfig | None = None) -> Estimate | None:
+        """How long ``start`` with the same would take, from the saved runs; None where they don't tell."""
+        now = self._supervisor.snapshot()
+        if now.attached and not now.adopted:
+            return None
+        model = now.endpoint.model if now.endpoint else (server or now.config or ServerConfig()).model
+        try:
+            runs = self._store.list("compare", limit=RUNS_LOOKED_AT)
+        except LabError:  # an estimate is a comfort, not a condition
+            return None
+        machine = collect(self._settings).summary()
+        return estimate(runs, config, machine=machine, model=model, server_ready=now.ready)
+
     def start(self, config: CompareConfig, server: ServerConfig | None = None) -> None:
         """Begin and return; raises AlreadyRunning. ``server`` is what to start where none runs."""
+        expected = self.estimate(config, server)
         with self._lock:
             self.require_idle()
-            before, self._board = self._board, Board(config, _repeats_in_all(config))
+            before, self._board = self._board, Board(config, repeats_in_all(config), expected)
             if self._is_chatting():  # asked when the board says "running" already, as a chat asks the other way round
                 self._board = before
                 raise AlreadyRunning("A chat answer is being written.", "Wait for it, or stop it.")
@@ -161,21 +181,32 @@ class CompareRunner:
         if "vllm" not in config.engines:
             self._measure_hf_alone(config, server)
             return
-        with self._server(server):
+        with self._server.ready(server):
             current = self._supervisor.snapshot()
             served = current.config or ServerConfig()
             self._subject.server = current.config
-            self._subject.source = self._weights() if "hf" in config.engines else current.source
+            self._subject.source = self._server.weights() if "hf" in config.engines else current.source
             self._describe(current.endpoint)
-            plan = self._plan_by_server(config)
+            self._say("Preparing the prompts")
+            plan = plan_by_server(config, self._supervisor.endpoint(), self._check_cancel)
             if self._subject.source is not None and "hf" in config.engines:
-                with self._room_for_both(self._subject.source, served):
+                with self._room_for(self._subject.source, served):
                     plan = self._measure_hf(config, self._subject.source, served, plan)
             assert plan is not None
             if config.eager_against_graphs and not current.attached:
                 self._measure_both_modes(config, served, plan)
             else:
                 self._measure_vllm(config, "vllm", plan)
+
+    @contextmanager
+    def _room_for(self, source: ModelSource, served: ServerConfig) -> Iterator[None]:
+        """Where memory is too small for both engines at once, the server is away meanwhile."""
+        if self._server.has_room_beside(source):
+            yield
+            return
+        self._board.note(APART_NOTE)
+        with self._server.away(served):
+            yield
 
     def _measure_hf_alone(self, config: CompareConfig, server: ServerConfig | None) -> None:
         served = server or self._supervisor.snapshot().config or ServerConfig()
@@ -212,10 +243,15 @@ class CompareRunner:
                 self._check_cancel()
                 loaded = baseline.load()
                 self._note_loaded(loaded)
-                plan = plan or self._plan(config, lambda text: baseline.tokenize(_messages(text)), loaded.max_length)
+                plan = plan or plan_by_ids(
+                    config,
+                    lambda text: baseline.tokenize(messages_of(text)),
+                    loaded.max_length,
+                    self._check_cancel,
+                )
                 with self._watched("hf", hardware, baseline.pid):
                     for users, groups in plan.items():
-                        for mode in _hf_modes(users, config):
+                        for mode in hf_modes(users, config):
                             self._measure_hf_mode(config, hardware, baseline, loaded, users, mode, groups)
             finally:
                 self._baseline = None
@@ -264,7 +300,7 @@ class CompareRunner:
         try:
             for engine, eager in (("vllm_eager", True), ("vllm", False)):
                 self._say(f"Restarting the server: {ENGINE_LABELS[engine]}")
-                self._restart(replace(served, enforce_eager=eager))
+                self._server.restart(replace(served, enforce_eager=eager))
                 self._measure_vllm(config, engine, plan)
         finally:
             now = self._supervisor.snapshot().config
@@ -304,7 +340,7 @@ class CompareRunner:
                 if number:
                     repeats.append(repeat)
         finally:
-            memory = self._server_memory() if repeats else None
+            memory = self._server.memory_bytes() if repeats else None
             self._board.add(engine, users, Mode.CONCURRENT, repeats, load_s=load_s, memory_bytes=memory)
         return repeats
 
@@ -322,11 +358,8 @@ class CompareRunner:
         steps = after - before if before is not None and after is not None else None
         try:
             return Repeat.from_traces(traces, steps=steps)
-        except LabError:
-            crash = self._supervisor.snapshot().diagnosis
-            if crash is not None:
-                raise ServerFailed(crash.cause, crash.remedy) from None
-            raise
+        except LabError as error:
+            raise self._server.cause_of(error) from error
 
     @contextmanager
     def _watched(self, engine: str, hardware: Hardware, pid: int | None) -> Iterator[None]:
@@ -338,109 +371,6 @@ class CompareRunner:
             self._board.warn(
                 f"While {ENGINE_LABELS[engine]} was measured, {others}: its numbers are lower than they could be."
             )
-
-    # -- the server
-
-    @contextmanager
-    def _server(self, config: ServerConfig | None) -> Iterator[None]:
-        """A server that is ready: the one that runs, else one of our own, stopped again in the end."""
-        mine = False
-        if not (self._supervisor.snapshot().ready or self._supervisor.snapshot().busy):
-            self._say("Starting the vLLM server")
-            with contextlib.suppress(AlreadyRunning):
-                self._supervisor.start(config or self._supervisor.snapshot().config)
-                mine = True
-        try:
-            self._await_server()
-            yield
-        finally:
-            if mine:
-                self._supervisor.stop(wait=True)
-
-    @contextmanager
-    def _room_for_both(self, source: ModelSource, served: ServerConfig) -> Iterator[None]:
-        """Where memory is too small for both engines at once, the server is away meanwhile."""
-        if self._supervisor.snapshot().attached or _both_fit(detect_hardware(self._settings), source):
-            yield
-            return
-        self._board.note(APART_NOTE)
-        self._supervisor.stop(wait=True)
-        try:
-            yield
-        finally:
-            self._supervisor.start(served)
-        self._await_server()
-
-    def _await_server(self) -> None:
-        while True:
-            self._check_cancel()
-            snapshot = self._supervisor.snapshot()
-            if snapshot.ready:
-                return
-            if not snapshot.busy:
-                self._supervisor.wait_ready(0)  # raises what is wrong
-            self._say(f"Starting the vLLM server: {snapshot.message}")
-            time.sleep(POLL_S)
-
-    def _restart(self, config: ServerConfig) -> None:
-        before = self._supervisor.snapshot().generation
-        self._supervisor.restart(config)
-        while self._supervisor.snapshot().generation == before:
-            self._check_cancel()
-            time.sleep(POLL_S)
-        self._await_server()
-
-    def _weights(self) -> ModelSource:
-        """What the server serves, as Hugging Face can load it."""
-        snapshot = self._supervisor.snapshot()
-        source = snapshot.source
-        if source is None and snapshot.endpoint is not None:
-            with contextlib.suppress(LabError):
-                source = find_ready(snapshot.endpoint.model, self._settings)
-        if source is None:
-            raise ConfigError(
-                "The weights of the attached server's model are not on this machine, so Hugging Face can't run them.",
-                "Measure vLLM alone, or compare with the lab's own server.",
-            )
-        return source
-
-    def _server_memory(self) -> int | None:
-        """Memory of the lab's own server, all processes; None on a GPU and for somebody else's."""
-        pid = self._supervisor.snapshot().pid
-        if pid is None or detect_hardware(self._settings).device != Device.CPU:
-            return None
-        return proportional_bytes(group_members(pid))
-
-    # -- the prompts
-
-    def _plan_by_server(self, config: CompareConfig) -> Plan | None:
-        """The server's own token ids for both engines. Where it can't tell them, Hugging Face does (None), or the
-        server gets text."""
-        endpoint = self._supervisor.endpoint()
-        try:
-            return self._plan(config, lambda text: tokenize(endpoint, messages=_messages(text)), endpoint.max_model_len)
-        except RequestRejected as error:
-            if error.status != NOT_FOUND:
-                raise
-        if "hf" in config.engines:
-            return None
-        return _groups(config, lambda: _with_nonce(config.prompt))
-
-    def _plan(self, config: CompareConfig, ids_of: IdsOf, max_length: int | None) -> Plan:
-        """For every number of users: one list of prompts to warm up, then one for each repeat. All of one length."""
-        self._say("Preparing the prompts")
-        length = len(ids_of(_with_nonce(config.prompt)))
-        if max_length is not None and length + config.max_tokens > max_length:
-            raise ConfigError(
-                f"A prompt of {length} tokens and {config.max_tokens} more exceed the context of {max_length}.",
-                "Shorten the prompt, lower max_tokens, or raise max_model_len.",
-            )
-
-        def one() -> Prompt:
-            self._check_cancel()
-            return _ids_of_length(ids_of, config.prompt, length)
-
-        return _groups(config, one)
 
     # -- small things
 
@@ -474,56 +404,7 @@ class CompareRunner:
         return run.id
 
 
-def _messages(text: str) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": text}]
-
-
-def _with_nonce(prompt: str) -> str:
-    """The prompt behind a number of its own (always seven digits)."""
-    return f"[{1_000_000 + secrets.randbelow(9_000_000)}] {prompt}"
-
-
-def _ids_of_length(ids_of: IdsOf, prompt: str, length: int) -> list[int]:
-    """Prompts of one length only: a static batch then needs no padding. Tokenisers may split numbers unevenly."""
-    for _ in range(100):
-        ids = ids_of(_with_nonce(prompt))
-        if len(ids) == length:
-            return ids
-    raise ConfigError("No prompts of equal length could be made for this tokeniser.", "Change the prompt a little.")
-
-
-def _groups(config: CompareConfig, one: Callable[[], Prompt]) -> Plan:
-    return {
-        users: [[one() for _ in range(users)] for _ in range(config.repeats + 1)]
-        for users in sorted({1, *config.users})
-    }
-
-
-def _hf_modes(users: int, config: CompareConfig) -> list[Mode]:
-    return [Mode.SEQUENTIAL, Mode.STATIC_BATCH] if users > 1 and config.static_batch else [Mode.SEQUENTIAL]
-
-
 def _iterations(endpoint: Endpoint) -> int | None:
     with contextlib.suppress(LabError):
         return scrape(endpoint).iterations
     return None
-
-
-def _both_fit(hardware: Hardware, source: ModelSource) -> bool:
-    """Whether the baseline fits beside the running server, by an estimate."""
-    need = int((source.weights_bytes or 0) * BOTH_FIT_FACTOR) + BOTH_FIT_EXTRA
-    if hardware.device == Device.CPU:
-        return hardware.ram_available_bytes > need
-    free = [gpu.memory_free_bytes for gpu in hardware.gpus]
-    return bool(free) and free[0] is not None and free[0] > need
-
-
-def _repeats_in_all(config: CompareConfig) -> int:
-    """How many repeats there are, warm-ups included: for the progress bar."""
-    shapes = 0
-    for users in {1, *config.users}:
-        if "hf" in config.engines:
-            shapes += len(_hf_modes(users, config))
-        if "vllm" in config.engines:
-            shapes += 2 if config.eager_against_graphs else 1
-    return shapes * (config.repeats + 1)

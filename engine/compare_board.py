@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from engine.compare_estimate import Estimate
 from engine.compare_results import (
     ENGINE_LABELS,
     MODE_LABELS,
@@ -31,8 +32,9 @@ NONCE_NOTE = "Every prompt has a number of its own behind the chat template: no 
 class Board:
     """Written by the thread that measures, read by any. ``steps`` are all repeats to come, warm-ups included."""
 
-    def __init__(self, config: CompareConfig | None = None, steps: int = 0) -> None:
-        self.began_s = time.monotonic()
+    def __init__(self, config: CompareConfig | None = None, steps: int = 0, expected: Estimate | None = None) -> None:
+        self.began_s = self._step_began_s = time.monotonic()
+        self._expected = expected
         self._lock = threading.Lock()
         self._config, self._steps, self._done = config, steps, 0
         self._snapshot = CompareSnapshot() if config is None else _beginning(config)
@@ -40,8 +42,12 @@ class Board:
     def snapshot(self) -> CompareSnapshot:
         """The state now; while it runs, with the time up to this moment."""
         with self._lock:
-            current = self._snapshot
-        return replace(current, elapsed_s=time.monotonic() - self.began_s) if current.running else current
+            current, begun, step_began_s = self._snapshot, self._done, self._step_began_s
+        if not current.running:
+            return current
+        now_s = time.monotonic()
+        left = self._expected.left(begun, now_s - step_began_s) if self._expected else None
+        return replace(current, elapsed_s=now_s - self.began_s, left_s=(left.low_s, left.high_s) if left else None)
 
     @property
     def results(self) -> CompareResults:
@@ -105,7 +111,8 @@ class Board:
         else:
             self.lane(engine, state=LaneState.DONE, detail="")
         share = self._done / self._steps if self._steps else 0.0
-        self._done += 1
+        with self._lock:
+            self._done, self._step_began_s = self._done + 1, time.monotonic()
         self.publish(message=f"{ENGINE_LABELS[engine]}: {who}, {which}", progress=share)
 
     def piece(self, engine: str, text: str, at_s: float) -> None:

@@ -16,6 +16,7 @@ from engine.config import CompareConfig
 from engine.metrics import RequestTrace, Spread, median_and_spread, summarize
 
 ENGINE_LABELS = {"hf": "Hugging Face", "vllm": "vLLM", "vllm_eager": "vLLM (eager)"}
+APART_NOTE = "Both engines do not fit into memory together: the server was stopped while Hugging Face ran."
 MODE_LABELS = {
     "sequential": "one after another",
     "static_batch": "one static batch",
@@ -268,7 +269,10 @@ class Lane:
 
 @dataclass(frozen=True)
 class CompareSnapshot:
-    """The comparison at one moment. ``progress`` is 0 to 1; ``results`` grow while it runs."""
+    """The comparison at one moment. ``progress`` is 0 to 1; ``results`` grow while it runs.
+
+    ``left_s`` is the time it still takes, at least and at most, by earlier runs; None where nothing is known.
+    """
 
     state: CompareState = CompareState.IDLE
     message: str = ""
@@ -280,6 +284,7 @@ class CompareSnapshot:
     remedy: str = ""
     run_id: str | None = None
     elapsed_s: float | None = None
+    left_s: tuple[float, float] | None = None
 
     @property
     def running(self) -> bool:

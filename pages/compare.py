@@ -34,7 +34,8 @@ def outline(now: CompareSnapshot) -> tuple[bool, bool]:
 def progress(now: CompareSnapshot) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         elapsed = f" · {seconds(now.elapsed_s)}" if now.elapsed_s is not None else ""
-        st.progress(min(1.0, max(0.0, now.progress)), text=plain(now.message) + elapsed)
+        words = plain(now.message) + elapsed + compare_form.time_left(now.left_s)
+        st.progress(min(1.0, max(0.0, now.progress)), text=words)
         if st.button("Cancel", icon=":material/stop_circle:", key="compare_cancel"):
             with errors.shown():
                 services.compare.cancel()

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from engine import compare
+from engine import compare, compare_server
 from engine.baseline import HfBaseline
-from engine.compare import APART_NOTE, CompareRunner
-from engine.compare_results import CompareResults, CompareSnapshot, CompareState, LaneState, Mode
+from engine.compare import CompareRunner
+from engine.compare_plan import plan_by_ids
+from engine.compare_results import APART_NOTE, CompareResults, CompareSnapshot, CompareState, LaneState, Mode
 from engine.config import CompareConfig, ServerConfig
 from engine.errors import AlreadyRunning, LabError, StoreError
 from engine.models import ModelOrigin, ModelSource
@@ -42,7 +43,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
 
 @pytest.fixture
 def runner(lab: Lab, scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> Iterator[CompareRunner]:
-    monkeypatch.setattr(compare, "detect_hardware", lambda _: lab.hardware)
+    for module in (compare, compare_server):
+        monkeypatch.setattr(module, "detect_hardware", lambda _: lab.hardware)
     made = CompareRunner(lab.settings, lab.supervisor, lab.store)
     yield made
     made.close()
@@ -120,14 +122,14 @@ def test_vllm_alone_starts_no_hugging_face(runner: CompareRunner, scripted: Scri
     assert set(results(finished(runner)).engines) == {"vllm"}
 
 
-def test_every_prompt_is_another_and_all_are_of_one_length(lab: Lab, runner: CompareRunner) -> None:
+def test_every_prompt_is_another_and_all_are_of_one_length() -> None:
     asked: list[str] = []
 
     def ids_of(text: str) -> list[int]:
         asked.append(text)
         return list(range(len(text.split())))
 
-    plan = runner._plan(replace(CONFIG, users=(1, 3)), ids_of, 100)
+    plan = plan_by_ids(replace(CONFIG, users=(1, 3)), ids_of, 100, check=lambda: None)
     assert sorted(plan) == [1, 3]
     assert [len(prompts) for prompts in plan[3]] == [3, 3, 3]  # a warm-up and two repeats
     assert {len(ids) for groups in plan.values() for prompts in groups for ids in prompts} == {5}
@@ -294,7 +296,7 @@ def test_a_server_that_can_not_tokenise_is_measured_with_hugging_faces_ids(
     lab: Lab, runner: CompareRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     source = ModelSource("a/b", tmp_path, ModelOrigin.LOCAL, "a folder", 1)
-    monkeypatch.setattr(compare, "find_ready", lambda *_: source)
+    monkeypatch.setattr(compare_server, "find_ready", lambda *_: source)
     with FakeOpenAI() as fake:
         fake.has_tokenize = False
         lab.supervisor.attach(fake.base_url)

@@ -103,7 +103,7 @@ class ContiguousMemory:
         self._chunks[stay] = chunks
         chunk = self._buddy.chunk_for(units)
         self._enter(stay, chunk * self.unit)
-        return [Grant(number, 0, list(range(start, start + chunk))) for number, start in enumerate(chunks)]
+        return [Grant(number, 0, range(start, start + chunk)) for number, start in enumerate(chunks)]
 
     def grow(self, stay: Stay) -> list[Grant] | None:
         raise AssertionError("a contiguous stay has all its memory from the start")

@@ -17,6 +17,7 @@ Key = Hashable
 class BlockPool:
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
+        self.free_blocks = blocks
         self.references = [0] * blocks
         self.changes: list[tuple[int, bool]] | None = None
         """When a list: every block that became (True) or stopped being (False) free but findable is added to it."""
@@ -25,10 +26,6 @@ class BlockPool:
         self._tail: OrderedDict[int, None] = OrderedDict()
         self._keys: dict[int, Key] = {}
         self._found: dict[Key, OrderedDict[int, None]] = {}
-
-    @property
-    def free_blocks(self) -> int:
-        return len(self._head) + self.blocks - self._unused + len(self._tail)
 
     def free_order(self) -> Iterator[int]:
         """Free blocks, the next one to be taken first."""
@@ -48,13 +45,18 @@ class BlockPool:
         """Blocks from the head of the free queue, each with one reference; what they held is findable no more."""
         if count > self.free_blocks:
             raise ValueError(f"{count} blocks wanted, {self.free_blocks} free")
-        taken = self._head[-count:][::-1] if count else []
-        del self._head[len(self._head) - len(taken) :]
-        fresh = min(count - len(taken), self.blocks - self._unused)
-        taken += range(self._unused, self._unused + fresh)
-        self._unused += fresh
-        while len(taken) < count:
-            taken.append(self._evict_oldest())
+        self.free_blocks -= count
+        head = self._head
+        if count == 1 and head:
+            taken = [head.pop()]
+        else:
+            reused = min(count, len(head))
+            taken = head[len(head) - reused :][::-1]
+            del head[len(head) - reused :]
+            fresh = min(count - reused, self.blocks - self._unused)
+            taken += range(self._unused, self._unused + fresh)
+            self._unused += fresh
+            taken += [self._evict_oldest() for _ in range(count - len(taken))]
         for block in taken:
             self.references[block] = 1
         return taken
@@ -64,6 +66,7 @@ class BlockPool:
         was_free = self.references[block] == 0
         if was_free:
             del self._tail[block]
+            self.free_blocks -= 1
             self._note(block, False)
         self.references[block] += 1
         return was_free
@@ -85,6 +88,7 @@ class BlockPool:
             references[block] -= 1
             if not references[block]:
                 freed.append(block)
+        self.free_blocks += len(freed)
         if not self._keys:
             self._head += freed
             return len(freed)

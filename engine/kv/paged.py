@@ -34,7 +34,7 @@ class PagedMemory:
         blocks = self._blocks_for(stay.first_context)
         tables = [self.pool.take(blocks) for _ in range(stay.sequences)]
         self._enter(stay, tables, tokens=stay.first_context * stay.sequences)
-        return [Grant(sequence, 0, list(table)) for sequence, table in enumerate(tables)]
+        return [Grant(sequence, 0, table) for sequence, table in enumerate(tables)]
 
     def grow(self, stay: Stay) -> list[Grant] | None:
         """One more block for each of its sequences: their last ones are full."""
@@ -109,7 +109,7 @@ class PrefixCachedMemory(PagedMemory):
             tables.append(table)
             stay.hits += len(found)
         self._enter(stay, tables, tokens=stay.first_context * stay.sequences, shared=shared * self.unit)
-        return [Grant(sequence, 0, list(table)) for sequence, table in enumerate(tables)]
+        return [Grant(sequence, 0, table) for sequence, table in enumerate(tables)]
 
     def release(self, stay: Stay) -> None:
         """Blocks filled since the admission become findable first, as vLLM makes them in the step that fills them."""
@@ -187,7 +187,7 @@ class ParallelMemory(PagedMemory):
         if not own and stay.first_context % self.unit and stay.sequences > 1:
             self._unforked.add(stay)
             stay.grows_at = stay.step_of(stay.first_context + 1)
-        return [Grant(sequence, 0, list(table)) for sequence, table in enumerate(tables)]
+        return [Grant(sequence, 0, table) for sequence, table in enumerate(tables)]
 
     def grow(self, stay: Stay) -> list[Grant] | None:
         return self._copy_on_write(stay) if stay in self._unforked else super().grow(stay)

@@ -197,7 +197,7 @@ def _times(number: int) -> str:
     return {1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
-def _spans(units: list[int]) -> list[tuple[int, int, int]]:
+def _spans(units: Sequence[int]) -> list[tuple[int, int, int]]:
     """(offset, first unit, count) of the runs of consecutive units."""
     spans: list[tuple[int, int, int]] = []
     for offset, unit in enumerate(units):

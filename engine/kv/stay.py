@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,11 +10,14 @@ from engine.kv.workloads import Request
 
 
 class Grant(NamedTuple):
-    """Physical units that one sequence got for its logical units from ``logical`` on; ``copied``: copy on write."""
+    """Physical units that one sequence got for its logical units from ``logical`` on; ``copied``: copy on write.
+
+    ``units`` is to be read at once: it may be the allocator's own list.
+    """
 
     sequence: int
     logical: int
-    units: list[int]
+    units: Sequence[int]
     copied: bool = False
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.config import SIMULATION_LIMITS
 from engine.errors import ConfigError
 
 COLUMNS = ("input_tokens", "output_tokens")
 ARRIVAL = "arrival_s"
+MOST_SLOTS = SIMULATION_LIMITS["memory_tokens"][1]
 MOST_ROWS = 1_000_000
 MOST_TOKENS = 10_000_000
 LATEST_S = 1e8
@@ -43,10 +45,18 @@ def read_trace(path: str, *, timed: bool) -> list[Row]:
     return sorted(rows, key=lambda row: row.arrival or 0.0)
 
 
+def fitting(rows: Sequence[Row]) -> tuple[int, int]:
+    """A max_model_len that holds the longest request (a power of two), and a memory for eight of that length."""
+    longest = max(row.prompt + row.output for row in rows)
+    low, high = SIMULATION_LIMITS["max_model_len"]
+    max_model_len = int(min(max(1 << (longest - 1).bit_length(), low), high))
+    return max_model_len, int(min(8 * max_model_len, MOST_SLOTS))
+
+
 def read_typed(text: str) -> list[Row]:
-    """One request a line: ``prompt output`` or ``arrival_step prompt output``, with spaces or commas."""
+    """One request a line (or before a ``;``): ``prompt output`` or ``arrival_step prompt output``, in tokens."""
     rows = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.replace(";", "\n").splitlines(), 1):
         words = line.replace(",", " ").split()
         if not words:
             continue

@@ -48,13 +48,14 @@ def seconds(value_s: float | None) -> str:
 
 
 def roughly(low_s: float, high_s: float) -> str:
-    """A time that is only known roughly: “about 40 s”, “about 2 min”, “3 to 5 min”; ten seconds at the least."""
-    in_minutes = high_s >= 90
-    low, high = (
-        max(1, round(value_s / 60)) if in_minutes else max(10, 10 * round(value_s / 10)) for value_s in (low_s, high_s)
-    )
-    unit = "min" if in_minutes else "s"
-    return f"about {high} {unit}" if low == high else f"{low} to {high} {unit}"
+    """A time that is only known roughly: “a few seconds”, “about 40 s”, “3 to 5 min”, “up to 20 s”."""
+    if high_s < 8:
+        return "a few seconds"
+    step_s, per_step, unit = (60, 1, "min") if high_s >= 90 else (10, 10, "s")
+    low, high = (per_step * round(value_s / step_s) for value_s in (low_s, high_s))
+    if low == high:
+        return f"about {high} {unit}"
+    return f"{low} to {high} {unit}" if low else f"up to {high} {unit}"
 
 
 def ratio(value: float | None) -> str:

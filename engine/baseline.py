@@ -230,7 +230,10 @@ class HfBaseline:
         if self._killed:
             return BaselineError("The Hugging Face process was ended.", "Start the comparison again.")
         if code == -signal.SIGKILL:
-            return BaselineError("The Hugging Face process was killed: the memory ran out.", MEMORY_REMEDY)
+            return BaselineError(
+                "The Hugging Face process was killed (SIGKILL): by the system because memory ran out, or by someone.",
+                MEMORY_REMEDY,
+            )
         if code < 0:
             name = signal.Signals(-code).name
             return BaselineError(f"The Hugging Face process crashed with {name}.", f"See {self.log_path}.")

@@ -10,6 +10,7 @@ from streamlit.testing.v1 import AppTest
 
 from components import compare_form
 from engine import cli
+from engine.compare_estimate import Estimate, Span
 from engine.compare_results import CompareResults, CompareSnapshot, CompareState, EngineResult, Level, Mode
 from engine.config import CompareConfig, Device
 from engine.errors import AlreadyRunning, LabError
@@ -53,6 +54,33 @@ def test_start_sends_what_the_form_shows(open_page: OpenPage) -> None:
     press(at, START)
     assert not at.exception and not at.error
     assert lab.compare.made == [("start", CompareConfig(users=(1, 5)))]
+
+
+def test_nothing_is_said_of_the_time_where_nothing_is_known(open_page: OpenPage) -> None:
+    _, at = opened(open_page)
+    assert "on this machine (from" not in said(at)
+    _, at = opened(open_page, fakes.RUNNING)
+    assert " left" not in said(at)
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [(1, "About 2 min on this machine (from the last run)"), (3, "About 2 min on this machine (from 3 earlier runs)")],
+)
+def test_the_time_it_will_take_is_said_beside_start(open_page: OpenPage, runs: int, words: str) -> None:
+    lab = fakes.make_lab(fakes.READY)
+    lab.compare.expected = Estimate((Span(20, 20), Span(100, 104)), runs)
+    at = open_page(lab, "compare")
+    assert words in said(at)
+    at.text_area(key="compare_prompt").set_value("").run()  # what can't be started takes no time
+    assert "on this machine (from" not in said(at) and not at.error
+
+
+def test_the_time_left_is_said_while_it_runs(open_page: OpenPage) -> None:
+    _, at = opened(open_page, replace(fakes.RUNNING, left_s=(41.0, 44.0)))
+    assert "Hugging Face: one request, repeat 1 of 3 · 12 s · about 40 s left" in said(at)
+    _, late = opened(open_page, replace(fakes.RUNNING, left_s=(0.0, 0.0)))
+    assert " left" not in said(late)
 
 
 def test_start_sends_what_was_chosen(open_page: OpenPage) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +19,7 @@ from engine.compare import CompareRunner
 from engine.compare_plan import plan_by_ids
 from engine.compare_results import APART_NOTE, CompareResults, CompareSnapshot, CompareState, LaneState, Mode
 from engine.config import CompareConfig, ServerConfig
-from engine.errors import AlreadyRunning, LabError, StoreError
+from engine.errors import AlreadyRunning, LabError, RequestRejected, StoreError
 from engine.models import ModelOrigin, ModelSource
 from engine.server.command import uses_eager
 from engine.server.state import Phase, ServerState
@@ -290,6 +293,55 @@ def test_finished_repeats_survive_a_cancel(lab: Lab, runner: CompareRunner, monk
     assert run is not None and run.status == "cancelled"
     saved = CompareResults.from_dict(run.results)
     assert (len(saved.engines["hf"].repeats), len(saved.engines["vllm"].repeats)) == (3, 1)
+
+
+def test_a_server_that_dies_in_the_middle_is_told_by_its_cause_and_what_was_measured_stays(
+    lab: Lab, runner: CompareRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = compare.run_concurrently
+
+    def kill_before(*args: Any) -> Any:
+        os.kill(lab.snapshot().pid or 0, signal.SIGKILL)
+        return really(*args)  # refused at once: long before the supervisor knows
+
+    monkeypatch.setattr(compare, "run_concurrently", kill_before)
+    lab.start_and_wait()
+    runner.start(CONFIG)
+    ended = finished(runner)
+    diagnosis = lab.wait_for(ServerState.FAILED).diagnosis
+    assert diagnosis is not None and (ended.error, ended.remedy) == (diagnosis.cause, diagnosis.remedy)
+    run = lab.store.get(ended.run_id or "")
+    assert run is not None and run.status == "failed" and run.results["error"] == diagnosis.cause
+    assert set(run.results["engines"]) == {"hf"}
+
+
+def test_a_request_that_the_server_refuses_is_told_at_once_as_it_is(lab: Lab, runner: CompareRunner) -> None:
+    """Not as a death of the server, which would be waited for."""
+    lab.start_and_wait()
+    refusal = RequestRejected("No such model.", "Choose another.", 404)
+    assert compare_server.MeasuredServer(lab.settings, lab.supervisor, fail, fail).cause_of(refusal) is refusal
+
+
+def test_the_second_comparison_is_estimated_from_the_first(lab: Lab, runner: CompareRunner) -> None:
+    lab.start_and_wait()
+    assert runner.estimate(CONFIG) is None
+    runner.start(CONFIG)
+    results(finished(runner))
+    expected = runner.estimate(CONFIG)
+    assert expected is not None and expected.runs == 1
+    runner.start(CONFIG)
+    assert runner.snapshot().left_s is not None
+    assert results(finished(runner)) and runner.snapshot().left_s is None
+
+
+def test_a_foreign_server_is_not_estimated(lab: Lab, runner: CompareRunner) -> None:
+    with FakeOpenAI() as fake:
+        lab.supervisor.attach(fake.base_url)
+        assert runner.estimate(CONFIG) is None
+
+
+def fail(*_: object) -> None:
+    raise AssertionError("It was not to be called.")
 
 
 def test_a_server_that_can_not_tokenise_is_measured_with_hugging_faces_ids(

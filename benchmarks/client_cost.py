@@ -22,9 +22,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
 
+from engine.answer import AnswerRecorder
 from engine.chat import ChatOptions, request_body, sdk_client, stream_with_sdk
-from engine.client import AnswerRecorder, CompletionRequest, list_models, run_concurrently
+from engine.client import CompletionRequest, run_concurrently
 from engine.config import Endpoint
+from engine.endpoint_api import list_models
 from engine.errors import LabError
 from engine.metrics import RequestTrace
 

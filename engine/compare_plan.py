@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from engine.client import tokenize
 from engine.compare_results import Mode
 from engine.config import CompareConfig, Endpoint
+from engine.endpoint_api import tokenize
 from engine.errors import ConfigError, RequestRejected
 
 Prompt = list[int] | str

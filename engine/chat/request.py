@@ -9,9 +9,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from engine.answer import AnswerRecorder
 from engine.chat.turn import ChatOptions
-from engine.client import IDLE_TIMEOUT_S, AnswerRecorder, count_tokens
+from engine.client import IDLE_TIMEOUT_S
 from engine.config import Endpoint
+from engine.endpoint_api import count_tokens
 from engine.errors import ConfigError, PromptTooLong, RequestRejected
 from engine.fetch import (
     CONNECT_TIMEOUT_S,

@@ -8,7 +8,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
-from engine.client import AnswerRecorder, words_of
+from engine.answer import AnswerRecorder, words_of
 from engine.errors import ConfigError, LabError
 from engine.metrics import RequestTrace
 from engine.sse import joined

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from engine.client import list_models, probe_one_token
 from engine.config import Device, Endpoint, ServerConfig, Settings
+from engine.endpoint_api import list_models, probe_one_token
 from engine.environment import Hardware
 from engine.errors import ConfigError, LabError, ServerFailed
 from engine.models import ModelSource

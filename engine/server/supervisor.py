@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine.client import list_models, probe_one_token
 from engine.config import Endpoint, ServerConfig, Settings
+from engine.endpoint_api import list_models, probe_one_token
 from engine.environment import Hardware, detect_hardware
 from engine.errors import (
     AlreadyRunning,

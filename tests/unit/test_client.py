@@ -16,15 +16,12 @@ import pytest
 from engine.client import (
     MAX_RESPONSE_BYTES,
     CompletionRequest,
-    ServedModel,
-    list_models,
     new_session,
-    probe_one_token,
     run_concurrently,
     stream,
-    tokenize,
 )
 from engine.config import Endpoint
+from engine.endpoint_api import ServedModel, list_models, probe_one_token, tokenize
 from engine.errors import ConfigError, LabError, RequestRejected, ServerNotReady
 from engine.metrics import RequestTrace, ServerTimings
 from tests.fake_openai import DONE, FakeOpenAI, Frame, Script, delta_event, event, text_event, usage_event

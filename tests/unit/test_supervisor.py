@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.client import ServedModel
 from engine.config import Device, Endpoint, ServerConfig, Settings
+from engine.endpoint_api import ServedModel
 from engine.environment import Gpu, Hardware
 from engine.errors import (
     AlreadyRunning,

@@ -119,6 +119,7 @@ class FakeOpenAI:
         self.max_model_len = max_model_len
         self.metrics_text: str | None = ""
         self.has_tokenize = True
+        self.detokenized: list[list[int]] = []
         self.tokenize_error: tuple[int, bytes] | None = None
         self.sent: list[Sent] = []
         self.port = port
@@ -158,6 +159,7 @@ class FakeOpenAI:
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/detokenize", self._detokenize)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/health", self._health)
         runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
@@ -231,6 +233,14 @@ class FakeOpenAI:
         if self.max_model_len is not None:
             value["max_model_len"] = self.max_model_len
         return web.json_response(value)
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        """A word per token."""
+        if not self.has_tokenize:
+            raise web.HTTPNotFound
+        tokens = (await request.json())["tokens"]
+        self.detokenized.append(tokens)
+        return web.json_response({"prompt": " ".join(f"w{token}" for token in tokens)})
 
     async def _metrics(self, _: web.Request) -> web.Response:
         if self.metrics_text is None:

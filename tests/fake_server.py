@@ -4,7 +4,8 @@
 ``--at PHASE --do ACTION`` makes something happen in a phase of the start: ``hang`` (for ever), ``die``
 (exit code 1, as an engine does), or ``wait`` (until the file ``--gate`` exists). In the phase ``ready`` it
 listens already and the action comes with the first request for text; ``refuse`` answers that with an error.
-``--stubborn`` ignores SIGTERM.
+``--stubborn`` ignores SIGTERM. With ``--kv-events-config`` it tells of blocks as vLLM does: every request shares the
+blocks 1 and 2, and stores one of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from aiohttp import web
 
 from tests.fake_openai import FakeOpenAI
+from tests.kv_publisher import Publisher, stored
 
 START_LOG = Path(__file__).parent / "fixtures" / "starts" / "cpu_eager.log"
 LISTENING = "Application startup complete"
@@ -40,6 +42,8 @@ class FakeServer(FakeOpenAI):
     def __init__(self, arguments: argparse.Namespace) -> None:
         super().__init__(port=arguments.port)
         self._arguments = arguments
+        self._publisher = Publisher(arguments.kv_events_config) if arguments.kv_events_config else None
+        self._asked = 0
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {os.environ['VLLM_API_KEY']}":
@@ -48,7 +52,16 @@ class FakeServer(FakeOpenAI):
             refusal = await self._act()
             if refusal is not None:
                 return refusal
+        if self._publisher is not None:
+            self._tell((await request.json()).get("session_id"))
         return await super()._complete(request)
+
+    def _tell(self, session: str | None) -> None:
+        assert self._publisher is not None
+        self._asked += 1
+        self._publisher.send(
+            stored([1, 2], session_id=session), stored([10 + self._asked], parent=2, session_id=session)
+        )
 
     async def _act(self) -> web.Response | None:
         action = self._arguments.do
@@ -81,6 +94,7 @@ def main() -> None:
     parser.add_argument("--do", choices=("hang", "die", "wait", "refuse"))
     parser.add_argument("--gate", default="")
     parser.add_argument("--stubborn", action="store_true")
+    parser.add_argument("--kv-events-config", default="")
     arguments, _ = parser.parse_known_args()
     signal.signal(signal.SIGTERM, signal.SIG_IGN if arguments.stubborn else lambda *_: sys.exit(0))
     if arguments.at == "import":

@@ -64,7 +64,7 @@ class Publisher:
         self._closing = threading.Event()
         self._replayer: threading.Thread | None = None
         if config.get("replay_endpoint"):
-            self._replayer = threading.Thread(target=self._replay, args=(config["replay_endpoint"],))
+            self._replayer = threading.Thread(target=self._replay, args=(config["replay_endpoint"],), daemon=True)
             self._replayer.start()
         assert self._pub.poll(10_000), "nobody subscribed"
         self._pub.recv()

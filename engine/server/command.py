@@ -36,7 +36,8 @@ MIB = 1024**2
 BF16_CAPABILITY = (8, 0)
 CPU_BLOCK_SIZES = (32, 64, 96, 128)
 GPU_BLOCK_SIZES = (16, 32, 64, 128)
-DEFAULT_CPU_BLOCK = 128
+# vLLM's own is 128 tokens, which a short conversation never fills.
+DEFAULT_CPU_BLOCK = 32
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Model types that vLLM does not run in float16: their numbers overflow.
 NOT_IN_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
@@ -284,7 +285,7 @@ def _optional_flags(config: ServerConfig, hardware: Hardware) -> list[tuple[str,
     values: list[tuple[str, object]] = [
         ("--max-model-len", config.max_model_len),
         ("--max-num-batched-tokens", config.max_num_batched_tokens),
-        ("--block-size", config.block_size),
+        ("--block-size", config.block_size or (None if on_gpu else DEFAULT_CPU_BLOCK)),
         ("--attention-backend", backend),
         ("--kv-cache-dtype", None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype),
         ("--gpu-memory-utilization", config.gpu_memory_utilization if on_gpu else None),

@@ -338,10 +338,11 @@ def test_float16_is_refused_for_models_whose_numbers_overflow(build: Any, source
         (ServerConfig(max_model_len=2048, max_num_seqs=1), 16, 1),
         (ServerConfig(max_model_len=2048, max_num_seqs=1000), 16, 8),  # half of what is free
         (ServerConfig(max_model_len=None, max_num_seqs=8), 16, 2),  # the model's own 8192
-        (ServerConfig(max_model_len=100, max_num_seqs=400), 16, 2),  # whole blocks: 128 tokens each
-        (ServerConfig(max_model_len=100, max_num_seqs=400, block_size=32), 16, 2),
-        (ServerConfig(max_model_len=129, max_num_seqs=182), 16, 1),  # 182 x 256 tokens: just below 1 GiB
-        (ServerConfig(max_model_len=129, max_num_seqs=183), 16, 2),
+        (ServerConfig(max_model_len=100, max_num_seqs=365), 16, 2),  # whole blocks: 128 tokens each
+        (ServerConfig(max_model_len=100, max_num_seqs=364), 16, 1),
+        (ServerConfig(max_model_len=100, max_num_seqs=364, block_size=96), 16, 2),  # 192 tokens each
+        (ServerConfig(max_model_len=129, max_num_seqs=291), 16, 1),  # 291 x 160 tokens: just below 1 GiB
+        (ServerConfig(max_model_len=129, max_num_seqs=292), 16, 2),
         (ServerConfig(max_model_len=2048, max_num_seqs=32), 1.9, 1),  # the GiB that is there
         (ServerConfig(max_model_len=2048, max_num_seqs=32), 1, 1),
         (ServerConfig(max_model_len=2048, max_num_seqs=1), 4, 1),
@@ -522,3 +523,19 @@ def test_every_flag_exists_in_the_installed_vllm(build: Any) -> None:
     assert len(names) > 20
     assert names - known == set()
     assert "no_such_option" not in known
+
+
+# -- KV events
+
+
+def test_kv_events_are_asked_for_where_somebody_listens_and_vllm_knows_them(build: Any) -> None:
+    told = build(kv_events='{"enable_kv_cache_events":true}', options=frozenset({"kv_events_config"}))
+    assert value_of(told, "--kv-events-config") == '{"enable_kv_cache_events":true}'
+    assert value_of(build(options=frozenset({"kv_events_config"})), "--kv-events-config") is None
+    assert value_of(build(kv_events="{}", options=frozenset()), "--kv-events-config") is None
+
+
+def test_a_cpu_has_blocks_that_a_short_conversation_fills(build: Any) -> None:
+    assert value_of(build(), "--block-size") == str(command.DEFAULT_CPU_BLOCK)
+    assert value_of(build(ServerConfig(block_size=128)), "--block-size") == "128"
+    assert value_of(build(hardware=A100), "--block-size") is None

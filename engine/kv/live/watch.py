@@ -23,6 +23,7 @@ from engine.telemetry.prometheus import ServerMetrics, scrape
 EVERY_S = 1.0
 LOOK_LASTS_S = 5.0
 CHAINS = 8
+ATTACHED = "This server was started elsewhere, so what it says about its blocks does not come here."
 # More would keep the server from its work for too long at a time.
 WORDS_AT_ONCE = 24
 
@@ -89,7 +90,8 @@ class BlockWatch:
                 self._thread.start()
             metrics = self._metrics
         cache = self._live.cache(self._words.get, CHAINS) if server.ready else None
-        return BlocksSnapshot(server, cache, "" if cache else self._live.missing, metrics, self._four.snapshot())
+        missing = "" if cache else ATTACHED if server.attached else self._live.missing
+        return BlocksSnapshot(server, cache, missing, metrics, self._four.snapshot())
 
     def send_four(self) -> None:
         """Send the four requests. Raises AlreadyRunning, or ServerNotReady from whoever knows."""

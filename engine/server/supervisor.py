@@ -25,7 +25,6 @@ from engine.errors import (
     LabError,
     ServerFailed,
     ServerNotReady,
-    StoreError,
 )
 from engine.fetch import base_url_of
 from engine.models import ModelSource, prepare
@@ -292,7 +291,7 @@ class Supervisor:
     def _remember(self, durations: Mapping[str, float]) -> None:
         config = self.snapshot().config
         assert config is not None
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(LabError):  # a full disk too
             self._store.add_start(_history_key(config), durations, sum(durations.values()))
 
     def _watch(self, endpoint: Endpoint, generation: int) -> None:

@@ -25,6 +25,8 @@ from engine.errors import (
     AlreadyRunning,
     ConfigError,
     DataFolderInUse,
+    DiskFull,
+    LabError,
     ModelOffline,
     RequestRejected,
     ServerFailed,
@@ -687,9 +689,14 @@ def test_an_attached_server_that_goes_away_shows_and_so_does_its_return(
 # -- what must not stop a healthy server
 
 
-def test_a_history_that_can_not_be_read_or_written_stops_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [StoreError("The database is locked.", "Try again."), DiskFull("No room on the disk.", "Free some space.")]
+)
+def test_a_history_that_can_not_be_read_or_written_stops_nothing(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, error: LabError
+) -> None:
     def fail(*_: Any) -> None:
-        raise StoreError("The database is locked.", "Try again.")
+        raise error
 
     monkeypatch.setattr(lab.store, "add_start", fail)
     monkeypatch.setattr(lab.store, "expected_start", fail)

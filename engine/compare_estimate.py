@@ -6,7 +6,7 @@ a batch takes no less time than a smaller one, and no more than its share of tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -147,10 +147,8 @@ class _History:
             self.apart = self.apart or APART_NOTE in results.notes
 
     def load(self, engine: str) -> Span | None:
-        """From nothing to ready; eager and compiled servers stand in for each other."""
-        others = ("vllm", "vllm_eager") if engine != "hf" else ()
-        known = [self.load_s[name] for name in (engine, *others) if name in self.load_s]
-        return Span.of(known[0]) if known else None
+        """From nothing to ready."""
+        return Span.of(self.load_s[engine]) if engine in self.load_s else None
 
     def per_token(self, shape: Shape) -> Span | None:
         """Seconds of one repeat of this shape per token of an answer."""
@@ -175,11 +173,9 @@ def _between(measured: dict[int, float], users: int) -> Span:
         return Span.of(measured[users])
     smaller = [n for n in measured if n < users]
     larger = [n for n in measured if n > users]
-    bounds: Sequence[float] = (
-        measured[max(smaller)] if smaller else measured[min(larger)] * users / min(larger),
-        measured[min(larger)] if larger else measured[max(smaller)] * users / max(smaller),
-    )
-    return Span(min(bounds), max(bounds))
+    at_least = measured[max(smaller)] if smaller else measured[min(larger)] * users / min(larger)
+    at_most = measured[min(larger)] if larger else measured[max(smaller)] * users / max(smaller)
+    return Span(min(at_least, at_most), max(at_least, at_most))  # measured numbers vary: a larger batch may have won
 
 
 def _positive(value: Any) -> float | None:

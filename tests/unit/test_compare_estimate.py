@@ -109,9 +109,12 @@ def test_the_newest_measurement_counts_and_older_ones_fill_the_gaps() -> None:
 
 def test_both_modes_take_two_starts_more() -> None:
     levels = (*LEVELS, replace(LEVELS[3], engine="vllm_eager"), replace(LEVELS[4], engine="vllm_eager"))
+    engines = ENGINES | {"vllm_eager": EngineResult(load_s=START_S / 2)}
     config = replace(CONFIG, eager_against_graphs=True)
-    wanted = HF_LOAD_S + 2 * START_S + 2 * (REPEATS_S + VLLM_ONE_S + VLLM_FIVE_S)
-    assert seconds(config, earlier(levels))[0] == pytest.approx(wanted)
+    wanted = HF_LOAD_S + 1.5 * START_S + 2 * (REPEATS_S + VLLM_ONE_S + VLLM_FIVE_S)
+    run = earlier(results=CompareResults(engines=engines, levels=levels).to_dict())
+    assert seconds(config, run)[0] == pytest.approx(wanted)
+    assert of(config, earlier()) is None
 
 
 def test_where_both_did_not_fit_the_server_may_have_to_start_again() -> None:

@@ -20,6 +20,7 @@ page = st.navigation(
         "KV cache": [
             st.Page("pages/paged.py", title="Contiguous vs paged", icon=":material/grid_view:", url_path="paged"),
             st.Page("pages/paper.py", title="The paper's figure", icon=":material/menu_book:", url_path="paper"),
+            st.Page("pages/live_blocks.py", title="Live blocks", icon=":material/account_tree:", url_path="blocks"),
         ],
         "Lab": [
             st.Page("pages/server.py", title="Server", icon=":material/dns:", url_path="server"),

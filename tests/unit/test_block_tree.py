@@ -21,7 +21,7 @@ def key(block_hash: BlockHash, rank: int = 0, group: int = 0) -> tuple[int, int,
 
 
 def stored(*hashes: BlockHash, parent: BlockHash | None = None, session: str | None = None, group: int = 0) -> Event:
-    return BlockStored(hashes, parent, array("q", range(SIZE * len(hashes))), SIZE, group, session)
+    return BlockStored(hashes, parent, array("i", range(SIZE * len(hashes))), SIZE, group, session)
 
 
 def removed(*hashes: BlockHash, group: int = 0) -> Event:

@@ -55,7 +55,7 @@ def test_an_event_is_read_from_a_map_as_from_an_array() -> None:
     array_form = ["BlockStored", [1, 2], 7, [10, 11, 12, 13], 2, None, "GPU", None]
     map_form = stored([1, 2], 7, 2) | {"token_ids": [10, 11, 12, 13]}
     (one,), (other,) = decode(packed(map_form)).events, decode(packed(array_form)).events
-    assert one == other == BlockStored((1, 2), 7, array("q", [10, 11, 12, 13]), 2)
+    assert one == other == BlockStored((1, 2), 7, array("i", [10, 11, 12, 13]), 2)
     assert decode(packed(["BlockRemoved", [1], "GPU"])).events == (BlockRemoved((1,)),)
     assert decode(packed(["AllBlocksCleared"], CLEARED)).events == (AllBlocksCleared(), AllBlocksCleared())
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from engine.kv.live.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, Event
 
-MOST_BLOCKS = 100_000
+MOST_BLOCKS = 50_000
 
 # Data-parallel rank, cache group and hash: the same words are cached apart in each.
 Key = tuple[int, int, BlockHash]

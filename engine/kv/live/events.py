@@ -112,12 +112,12 @@ def _read(raw: Any) -> Event | None:
 
 def _stored(hashes: tuple[BlockHash, ...], group: int, values: Mapping[str, Any]) -> BlockStored:
     parent, size, session = values.get("parent_block_hash"), _count(values["block_size"]), values.get("session_id")
-    tokens = array("q", values["token_ids"])
+    tokens = array("i", values["token_ids"])
     if not size:
         raise ValueError("blocks of no tokens")
     # With a sliding window, blocks that will never be found again are left out, but not their tokens.
     if len(tokens) != size * len(hashes):
-        tokens = array("q")
+        tokens = array("i")
     return BlockStored(
         hashes,
         None if parent is None else _hash(parent),

@@ -108,6 +108,18 @@ def test_the_second_turn_finds_its_beginning_in_the_cache(page: Page) -> None:
     assert 0 < found < asked
 
 
+def test_the_conversation_is_saved_with_its_numbers(app: App, page: Page) -> None:
+    answer, code = cli(app.data_dir, "runs")
+    (run,) = answer["runs"]
+    first, second = run["results"]["turns"]
+    assert code == 0 and run["kind"] == "chat" and run["command"] and run["model"]["origin"]
+    assert all(
+        turn["status"] == "done" and turn["ttft_ms"] > 0 and turn["server_ttft_ms"] > 0 for turn in (first, second)
+    )
+    assert 0 < second["cached_tokens"] < second["prompt_tokens"]
+    expect(page.get_by_text("Open the saved run")).to_be_visible()
+
+
 def test_a_refresh_and_a_second_tab_show_the_same_and_start_nothing(
     app: App, context: BrowserContext, page: Page
 ) -> None:

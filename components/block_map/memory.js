@@ -113,6 +113,19 @@ class Memory {
     }
   }
 
+  /** Token states of the slots that requests hold (KV utilisation), from the simulation; null while nothing is held. */
+  utilisation(frame) {
+    const { tokens, free } = this.side.series, held = this.units * this.unit - free[frame];
+    return held > 0 ? tokens[frame] / held : null;
+  }
+
+  /** The first step after which every request that could be served is finished, -1 for never. */
+  doneAt() {
+    const { finished } = this.side.series, rejected = this.side.events.kind.filter((kind) => kind === 'reject').length;
+    const wanted = this.requests.arrival.length - rejected;
+    return wanted > 0 ? finished.findIndex((number) => number >= wanted) : -1;
+  }
+
   /** Slots of each kind on the map, in the order of KINDS; a cached free block is free. */
   counts() {
     const counts = [0, 0, 0, 0, 0];

@@ -31,14 +31,47 @@ function hatch(context, colour, pale, scale) {
   return context.createPattern(tile, 'repeat');
 }
 
-/** Columns (a power of two, so that blocks line up) that make cells as square as can be. */
-function columnsFor(slots, width, height) {
-  let best = 1, least = Infinity;
-  for (let columns = 4; columns <= 1024; columns *= 2) {
-    const off = Math.abs(Math.log((width / columns) / (height / Math.ceil(slots / columns))));
-    if (off < least) { least = off; best = columns; }
+/** Where slots lie: every unit is a tile of `wide` × `tall` cells, tiles stand in rows; slots of a tile run row by row. */
+class Tiling {
+  constructor(slots, unit, width, height, scale) {
+    this.unit = unit;
+    this.wide = 2 ** Math.ceil(Math.log2(unit) / 2);
+    this.tall = Math.ceil(unit / this.wide);
+    this.tiles = Math.ceil(slots / unit);
+    this.across = this.bestAcross(width / height);
+    this.down = Math.ceil(this.tiles / this.across);
+    const edges = (cells, size) => Array.from({ length: cells + 1 }, (_, i) => Math.round(i * size * scale / cells));
+    this.x = edges(this.across * this.wide, width);
+    this.y = edges(this.down * this.tall, height);
   }
-  return best;
+
+  /** Tiles in a row so that cells are as square as can be; powers of two are preferred, because chunks line up then. */
+  bestAcross(shape) {
+    let best = 1, least = Infinity;
+    for (let across = 1; across <= this.tiles; across += 1) {
+      const down = Math.ceil(this.tiles / across);
+      const off = Math.abs(Math.log(shape * down * this.tall / (across * this.wide))) + (Number.isInteger(Math.log2(across)) ? 0 : 0.35);
+      if (off < least) { least = off; best = across; }
+    }
+    return best;
+  }
+
+  column(slot) { return (Math.floor(slot / this.unit) % this.across) * this.wide + (slot % this.unit) % this.wide; }
+
+  row(slot) { return Math.floor(slot / this.unit / this.across) * this.tall + Math.floor((slot % this.unit) / this.wide); }
+
+  /** The slot in a column and row of cells, -1 where a tile has no such cell. */
+  slot(column, row) {
+    const tile = Math.floor(row / this.tall) * this.across + Math.floor(column / this.wide);
+    const inside = (row % this.tall) * this.wide + column % this.wide;
+    return inside < this.unit ? tile * this.unit + inside : -1;
+  }
+
+  /** Left, top, width and height of a unit (device pixels). */
+  box(unit) {
+    const column = (unit % this.across) * this.wide, row = Math.floor(unit / this.across) * this.tall;
+    return [this.x[column], this.y[row], this.x[column + this.wide] - this.x[column], this.y[row + this.tall] - this.y[row]];
+  }
 }
 
 class Painter {
@@ -59,12 +92,9 @@ class Painter {
   layout(width, height, theme) {
     const scale = window.devicePixelRatio || 1;
     Object.assign(this, { width, height, scale, theme });
-    this.columns = columnsFor(this.memory.slots, width, height);
-    this.rows = Math.ceil(this.memory.slots / this.columns);
+    this.tiling = new Tiling(this.memory.slots, this.memory.unit, width, height, scale);
     this.canvas.width = Math.round(width * scale); this.canvas.height = Math.round(height * scale);
     this.overlay.width = Math.round(width * scale); this.overlay.height = Math.round((height + STRIP_PX) * scale);
-    this.x = Array.from({ length: this.columns + 1 }, (_, i) => Math.round(i * this.canvas.width / this.columns));
-    this.y = Array.from({ length: this.rows + 1 }, (_, i) => Math.round(i * this.canvas.height / this.rows));
     this.styles = this.palette.map((colour) => {
       const pale = mixed(colour, theme.free, 0.24);
       return { solid: colour, hatched: hatch(this.on, colour, pale, scale), pale };
@@ -73,93 +103,92 @@ class Painter {
     this.stale = true;
   }
 
-  /** The gaps between cells and units, drawn once and laid over every repaint. */
+  /** The gaps between cells and between units, drawn once and laid over every repaint. */
   drawLines() {
+    const { x, y, wide, tall } = this.tiling, { paged, unit } = this.memory;
     const lines = document.createElement('canvas');
     lines.width = this.canvas.width; lines.height = this.canvas.height;
     const on = lines.getContext('2d');
-    const thin = Math.max(1, Math.round(this.scale)), cell = Math.min(this.x[1], this.y[1]) / this.scale;
-    const { unit, slots, paged } = this.memory;
+    const thin = Math.max(1, Math.round(this.scale)), cell = Math.min(x[1], y[1]) / this.scale;
+    const width = (edge) => (edge && paged && unit > 1 ? 2 * thin : thin);
+    const strength = (edge) => (edge && (paged || unit === 1) ? 1 : cell >= 4 ? 0.45 : 0);
     on.fillStyle = this.theme.panel;
-    const thick = paged && unit > 1 && cell >= 5 ? 2 * thin : thin;
-    for (let slot = 0; slot < slots; slot += 1) {
-      const row = Math.floor(slot / this.columns), column = slot % this.columns;
-      const edge = slot % unit === 0;
-      if (column && (edge || cell >= 4)) {
-        on.globalAlpha = edge && paged ? 1 : 0.4;
-        on.fillRect(this.x[column], this.y[row], edge ? thick : thin, this.y[row + 1] - this.y[row]);
-      }
-    }
-    on.globalAlpha = 1;
-    for (let row = 1; row < this.rows && cell >= 3; row += 1) {
-      on.fillRect(0, this.y[row], lines.width, (row * this.columns) % unit === 0 ? thick : thin);
-    }
+    for (let i = 1; i < x.length - 1; i += 1) { on.globalAlpha = strength(i % wide === 0); on.fillRect(x[i], 0, width(i % wide === 0), lines.height); }
+    for (let i = 1; i < y.length - 1; i += 1) { on.globalAlpha = strength(i % tall === 0); on.fillRect(0, y[i], lines.width, width(i % tall === 0)); }
     return lines;
   }
 
   /** Draw what changed since the last call; everything when the selection or the size did. */
   paint(selected) {
-    const { kind, mark, unit, units, slots } = this.memory;
+    const { kind, mark, unit, units, slots, sharers } = this.memory, { wide } = this.tiling;
     if (selected !== this.selected) { this.selected = selected; this.stale = true; }
     if (this.stale) {
       this.on.fillStyle = this.theme.panel; this.on.fillRect(0, 0, this.canvas.width, this.canvas.height);
       this.drawn.fill(-1);
-      this.stale = false;
     }
-    const codeOf = (slot) => {
-      const block = Math.floor(slot / unit);
-      return (block < units ? Math.imul(mark[block], 8) : 0) | kind[slot];
-    };
-    for (let row = 0; row < this.rows; row += 1) {
-      const end = Math.min(slots, (row + 1) * this.columns);
-      let slot = row * this.columns;
+    const shared = new Set();
+    for (let slot = 0; slot < slots;) {
+      const block = Math.floor(slot / unit), of = block < units ? Math.imul(mark[block], 8) : 0;
+      const end = Math.min(slots, (block + 1) * unit, slot - (slot % unit) % wide + wide);
       while (slot < end) {
-        const code = codeOf(slot);
+        const code = of | kind[slot], first = slot;
         if (code === this.drawn[slot]) { slot += 1; continue; }
-        const first = slot;
-        while (slot < end && codeOf(slot) === code && this.drawn[slot] !== code) { this.drawn[slot] = code; slot += 1; }
-        this.paintRun(row, first - row * this.columns, slot - row * this.columns, first);
+        while (slot < end && (of | kind[slot]) === code) { this.drawn[slot] = code; slot += 1; }
+        this.paintRun(first, slot, block < units ? block : -1);
+        if (block < units && sharers[block] > 1) shared.add(block);
       }
     }
+    this.on.globalAlpha = 1;
+    if (this.stale) this.on.drawImage(this.lines, 0, 0);
+    this.stale = false;
+    shared.forEach((block) => this.frame(block));
   }
 
-  paintRun(row, from, to, slot) {
-    const { on, x, y } = this, { kind, unit, units, holder, sharers } = this.memory;
-    const left = x[from], width = x[to] - left, top = y[row], height = y[row + 1] - top;
-    const block = Math.floor(slot / unit), stay = block < units ? holder[block] : -1;
+  /** Slots first..end-1 of one row of a tile, all of one kind; `block` is -1 behind the last whole unit. */
+  paintRun(first, end, block) {
+    const { on } = this, { x, y } = this.tiling, { kind, holder } = this.memory;
+    const column = this.tiling.column(first), row = this.tiling.row(first);
+    const box = [x[column], y[row], x[column + end - first] - x[column], y[row + 1] - y[row]];
     on.globalAlpha = 1;
-    on.fillStyle = this.theme.free; on.fillRect(left, top, width, height);
-    if (kind[slot] === EXTERNAL) { on.fillStyle = this.theme.external; on.fillRect(left, top, width, height); }
-    else if (kind[slot] === CACHED) this.paintCached(row, from, to);
-    else if (stay >= 0 && sharers[block] > 1) this.paintShared(block, slot, left, top, width, height);
-    else if (stay >= 0) this.fill(stay, kind[slot], left, top, width, height);
+    on.fillStyle = kind[first] === EXTERNAL ? this.theme.external : this.theme.free;
+    on.fillRect(...box);
+    if (kind[first] === CACHED) this.paintCached(row, column, column + end - first);
+    else if (block >= 0 && holder[block] >= 0 && kind[first] !== EXTERNAL) this.fill(this.painted(block, row % this.tiling.tall), kind[first], box);
     on.globalAlpha = 1;
-    on.drawImage(this.lines, left, top, width, height, left, top, width, height);
+    if (!this.stale) on.drawImage(this.lines, ...box, ...box);
   }
 
-  fill(stay, kind, left, top, width, height) {
+  /** The stay whose colour a row of a tile has: a shared block shows the requests that share it, row by row. */
+  painted(block, row) {
+    if (this.memory.sharers[block] < 2) return this.memory.holder[block];
+    const stays = this.memory.holdersOf(block).map(([stay]) => stay);
+    const chosen = stays.find((stay) => this.memory.requestOf(stay) === this.selected);
+    return chosen === undefined ? stays[row % stays.length] : chosen;
+  }
+
+  fill(stay, kind, box) {
     const request = this.memory.requestOf(stay), style = this.styles[request % this.styles.length];
     this.on.globalAlpha = this.selected === null || this.selected === request ? 1 : 0.2;
     this.on.fillStyle = kind === TOKENS ? style.solid : kind === RESERVED ? style.hatched : style.pale;
-    this.on.fillRect(left, top, width, height);
+    this.on.fillRect(...box);
   }
 
-  /** A block of several requests shows the colour of each. */
-  paintShared(block, slot, left, top, width, height) {
-    const holders = this.memory.holdersOf(block).slice(0, 4);
-    holders.forEach(([stay], i) => {
-      const from = Math.round(i * height / holders.length), to = Math.round((i + 1) * height / holders.length);
-      this.fill(stay, this.memory.kind[slot], left, top + from, width, to - from);
-    });
-    this.on.globalAlpha = 1;
-    this.on.fillStyle = this.theme.text;
-    const bar = Math.max(1, Math.round(1.5 * this.scale));
-    this.on.fillRect(left, top, width, bar);
-    this.on.fillRect(left, top + height - bar, width, bar);
+  /** A shared block: a frame, and by how many it is shared where there is room. */
+  frame(block) {
+    const { on, scale, theme } = this, [left, top, width, height] = this.tiling.box(block);
+    const bar = Math.max(1, Math.round(1.5 * scale)), gap = Math.round(2 * scale);
+    on.strokeStyle = theme.text; on.lineWidth = bar;
+    on.strokeRect(left + gap + bar / 2, top + gap + bar / 2, width - gap - bar, height - gap - bar);
+    if (Math.min(width, height) < 18 * scale) return;
+    const text = `×${this.memory.sharers[block]}`;
+    on.font = `700 ${Math.round(Math.min(0.42 * height, 0.4 * width, 16 * scale))}px sans-serif`;
+    on.textAlign = 'center'; on.textBaseline = 'middle'; on.lineJoin = 'round';
+    on.lineWidth = 3 * scale; on.strokeStyle = theme.panel; on.fillStyle = theme.text;
+    on.strokeText(text, left + (width + gap) / 2, top + (height + gap) / 2); on.fillText(text, left + (width + gap) / 2, top + (height + gap) / 2);
   }
 
   paintCached(row, from, to) {
-    const { on, x, y } = this;
+    const { on } = this, { x, y } = this.tiling;
     on.fillStyle = this.theme.tokens;
     for (let column = from; column < to; column += 1) {
       const size = Math.max(1, Math.round(Math.min(x[column + 1] - x[column], y[row + 1] - y[row]) * 0.36));
@@ -170,15 +199,15 @@ class Painter {
   /** The slot under a point of the map (CSS pixels), -1 outside. */
   slotAt(left, top) {
     if (left < 0 || top < 0 || left >= this.width || top >= this.height) return -1;
-    const slot = Math.floor(top * this.rows / this.height) * this.columns + Math.floor(left * this.columns / this.width);
+    const { x, y } = this.tiling;
+    const slot = this.tiling.slot(Math.floor(left * (x.length - 1) / this.width), Math.floor(top * (y.length - 1) / this.height));
     return slot < this.memory.slots ? slot : -1;
   }
 
-  /** Middle (CSS pixels, overlay) of a unit's first row. */
-  middleOf(physical) {
-    const slot = physical * this.memory.unit, row = Math.floor(slot / this.columns), column = slot % this.columns;
-    const across = Math.min(this.memory.unit, this.columns - column);
-    return [(column + across / 2) * this.width / this.columns, STRIP_PX + (row + 0.5) * this.height / this.rows];
+  /** A unit's box on the overlay (CSS pixels). */
+  boxOf(unit) {
+    const [left, top, width, height] = this.tiling.box(unit).map((pixels) => pixels / this.scale);
+    return [left, top + STRIP_PX, width, height];
   }
 
   /** The selected request's block table, and the outline of what the pointer is on. */
@@ -210,7 +239,7 @@ class Painter {
         over.fillStyle = '#fff'; over.font = '600 10px sans-serif'; over.textAlign = 'center'; over.textBaseline = 'middle';
         over.fillText(span.count > 1 ? `${span.logical}–${span.logical + span.count - 1}` : String(span.logical), left + width / 2, top + height / 2 + 0.5);
       }
-      if (i % every === 0) this.arrow(left + width / 2, top + height, ...this.middleOf(span.physical), colour);
+      if (i % every === 0) this.arrow(left + width / 2, top + height, ...this.target(span), colour);
     });
   }
 
@@ -237,16 +266,14 @@ class Painter {
     over.beginPath(); over.moveTo(x1 - 4, y1 - 5); over.lineTo(x1 + 4, y1 - 5); over.lineTo(x1, y1 + 2); over.closePath(); over.fill();
   }
 
+  /** Where an arrow ends: in the middle of a page, at the beginning of a chunk. */
+  target(span) {
+    const [left, top, width, height] = this.boxOf(span.physical);
+    return [left + width / 2, top + height / 2];
+  }
+
   outline(slot) {
-    const { over, memory } = this;
-    const block = Math.floor(slot / memory.unit);
-    const first = block < memory.units ? block * memory.unit : slot, end = block < memory.units ? first + memory.unit : slot + 1;
-    over.strokeStyle = this.theme.text; over.lineWidth = 2;
-    for (let at = first; at < end;) {
-      const row = Math.floor(at / this.columns), stop = Math.min(end, (row + 1) * this.columns);
-      const cell = this.width / this.columns, tall = this.height / this.rows;
-      over.strokeRect((at % this.columns) * cell, STRIP_PX + row * tall, (stop - at) * cell, tall);
-      at = stop;
-    }
+    this.over.strokeStyle = this.theme.text; this.over.lineWidth = 2;
+    this.over.strokeRect(...this.boxOf(Math.floor(slot / this.memory.unit)));
   }
 }

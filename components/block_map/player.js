@@ -187,7 +187,7 @@ class Player {
   announce() {
     const parts = this.sides.map((side) => {
       const { series } = side.side, at = this.frame, share = (kind) => percent(series[kind][at] / side.memory.slots);
-      const text = `${side.side.title}: ${share('tokens')} of the memory holds tokens, ${count(series.running[at], 'request')} in memory, ${series.waiting[at]} waiting`;
+      const text = `${side.side.title}: utilisation ${percent(side.memory.utilisation(at))}, ${count(series.running[at], 'request')} in memory, ${series.waiting[at]} waiting`;
       side.canvas.setAttribute('aria-label', `${text}. ${KINDS.slice(1).map((kind) => `${KIND_NAMES[kind]} ${share(kind)}`).join(', ')}.`);
       return text;
     });
@@ -213,16 +213,16 @@ class Player {
     const on = timeline.getContext('2d');
     on.setTransform(scale, 0, 0, scale, 0, 0); on.clearRect(0, 0, width, height);
     this.sides.forEach((side) => {
-      const { tokens } = side.side.series;
       on.beginPath();
+      let pen = false;
       for (let x = 0; x <= width; x += 1) {
-        const frame = Math.round(x * (this.steps - 1) / width), y = height - 2 - (height - 4) * tokens[frame] / this.payload.slots;
-        if (x) on.lineTo(x, y); else on.moveTo(x, y);
+        const share = side.memory.utilisation(Math.round(x * (this.steps - 1) / width)), y = height - 2 - (height - 4) * share;
+        if (share === null) pen = false; else if (pen) on.lineTo(x, y); else { on.moveTo(x, y); pen = true; }
       }
       on.strokeStyle = side.memory.paged ? theme.tokens : theme.text; on.globalAlpha = side.memory.paged ? 1 : 0.55; on.lineWidth = 2;
       on.stroke();
     });
-    on.globalAlpha = 0.7; on.fillStyle = theme.text; on.font = '11px sans-serif'; on.fillText('utilisation', 8, 13);
+    on.globalAlpha = 0.7; on.fillStyle = theme.text; on.font = '11px sans-serif'; on.fillText('utilisation', 8, height / 2 + 3);
   }
 }
 

@@ -13,7 +13,10 @@ function element(tag, name, text) {
   return made;
 }
 function put(node, text) { if (node.textContent !== text) node.textContent = text; }
-function percent(share) { return share > 0 && share < 0.0995 ? `${(share * 100).toFixed(1)}%` : `${Math.round(share * 100)}%`; }
+function percent(share) {
+  if (share === null) return '—';
+  return share > 0 && share < 0.0995 ? `${(share * 100).toFixed(1)}%` : `${Math.round(share * 100)}%`;
+}
 function icon(node, name) {
   node.innerHTML = `<svg viewBox="0 0 24 24" width="20" height="20" aria-hidden="true"><path fill="currentColor" d="${ICONS[name]}"/></svg>`;
 }
@@ -31,7 +34,9 @@ class SideView {
     this.hint = element('div', 'hint', memory.paged ? 'Click a block or a request to see its block table' : 'Click a request to see where it lies');
     this.canvas = element('canvas', 'map'); this.overlay = element('canvas', 'overlay');
     this.canvas.setAttribute('role', 'img');
-    this.stage.append(this.hint, this.canvas, this.overlay);
+    this.done = element('div', 'done'); this.doneAt = memory.doneAt();
+    this.done.textContent = `All finished after ${this.doneAt + 1} steps`;
+    this.stage.append(this.hint, this.canvas, this.done, this.overlay);
     this.painter = new Painter(this.canvas, this.overlay, memory, palette);
     this.box.append(head, this.stage, this.event, this.numbers(), this.bar());
     this.byFrame = this.eventsByFrame();
@@ -46,7 +51,7 @@ class SideView {
       return value;
     };
     this.utilisation = number('utilisation', 'big');
-    this.utilisation.parentElement.title = 'Slots that hold a token, of all slots of this memory';
+    this.utilisation.parentElement.title = 'KV utilisation: token states of the slots that requests hold';
     this.running = number('requests in memory', 'big');
     this.waiting = number('waiting');
     this.finished = number('finished');
@@ -64,9 +69,9 @@ class SideView {
     this.words = KINDS.map((kind) => {
       const word = element('span', 'word'), value = element('b');
       word.append(element('i', `swatch ${kind}`), value, document.createTextNode(` ${kind}`)); text.append(word);
-      word.title = KIND_NAMES[kind];
       return value;
     });
+    bar.title = 'Shares of the whole memory'; text.title = bar.title;
     box.append(bar, text);
     return box;
   }
@@ -98,7 +103,7 @@ class SideView {
   /** The numbers of the simulation, never counted from the picture. */
   account(frame, selected) {
     const series = this.side.series, slots = this.memory.slots;
-    put(this.utilisation, percent(series.tokens[frame] / slots));
+    put(this.utilisation, percent(this.memory.utilisation(frame)));
     put(this.running, String(series.running[frame]));
     put(this.waiting, String(series.waiting[frame]));
     put(this.finished, String(series.finished[frame]));
@@ -108,6 +113,7 @@ class SideView {
       put(this.words[i], share);
       this.parts[i].style.width = `${100 * series[kind][frame] / slots}%`;
     });
+    this.done.hidden = this.doneAt < 0 || frame < this.doneAt;
     this.drawChips(selected);
     this.drawAbout(selected, frame);
   }
@@ -138,7 +144,7 @@ class SideView {
   }
 
   aboutRequest(request, frame) {
-    const stays = this.memory.staysOf(request), name = requestName(this.memory, request);
+    const stays = this.memory.staysOf(request), name = `Request ${request}`;
     if (!stays.length) return this.memory.requests.arrival[request] > frame ? `${name}: not here yet` : `${name}: not in memory`;
     const held = stays.reduce((sum, stay) => sum + this.memory.tables.get(stay).length, 0);
     const tokens = stays.reduce((sum, stay) => sum + this.memory.tokensOf(stay, frame), 0);

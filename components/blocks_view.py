@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import time
 from html import escape
 
 import streamlit as st
@@ -26,8 +26,8 @@ def numbers(now: BlocksSnapshot) -> None:
     size = f" of {cache.block_size} tokens" if cache and cache.block_size else ""
     facts = [
         ("In use now", used, f"KV blocks, {percent(usage)}"),
-        ("Cached, can be found", number(cache.blocks if cache else None), f"blocks{size}"),
-        ("Prefix-hit rate", percent(now.prefix_hit_rate), "of prompt tokens, since the start"),
+        ("Cached for reuse", number(cache.blocks if cache else None), f"blocks{size}"),
+        ("Prefix-hit rate", percent(now.prefix_hit_rate), "of all prompt tokens"),
         ("Preemptions", number(metrics.preemptions if metrics else None), "for want of blocks"),
         ("Evicted", number(cache.removed if cache else None), "blocks, taken for others"),
     ]
@@ -44,7 +44,7 @@ def events(cache: Cache) -> None:
     """What happened last, the newest first."""
     html.eyebrow("As it happens")
     lines = list(cache.lines)[-LINES:][::-1]
-    rows = "".join(_line_html(line) for line in lines) or "<div>Nothing yet.</div>"
+    rows = "".join(_line_html(line, time.time()) for line in lines) or "<div>Nothing yet.</div>"
     st.html(f'<div class="lab-events" role="log">{rows}</div>')
 
 
@@ -90,9 +90,14 @@ def counted(count: int, one: str, many: str) -> str:
     return f"{number(count)} {one if count == 1 else many}"
 
 
-def _line_html(line: Line) -> str:
-    when = datetime.fromtimestamp(line.unix_s, UTC).strftime("%H:%M:%S") if line.unix_s else ""
-    return f'<div><span class="lab-event-time">{when}</span> {_happened(line)}</div>'
+def ago(passed_s: float) -> str:
+    whole = max(0, int(passed_s))
+    return f"{whole} s ago" if whole < 90 else f"{whole // 60} min ago"
+
+
+def _line_html(line: Line, now_s: float) -> str:
+    when = ago(now_s - line.unix_s) if line.unix_s else ""
+    return f'<div>{_happened(line)} <span class="lab-event-time">{when}</span></div>'
 
 
 def _happened(line: Line) -> str:

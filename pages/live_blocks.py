@@ -59,7 +59,7 @@ def smaller_blocks(server: ServerSnapshot) -> None:
 
 
 with st.container(horizontal=True, vertical_alignment="center"):
-    st.title("Live blocks", anchor=False)
+    st.title("Live blocks", anchor=False, width="content")
     st.badge("Measured: this server's own blocks", color="green")
     st.space("stretch")
     if not server.attached:

@@ -1,5 +1,7 @@
 const trees = new WeakMap();
-const ROW_REM = 4.75, GAP_REM = 0.32, HEAD_REM = 2.6, LINE_REM = 1.18;
+const GAP_REM = 0.32, HEAD_REM = 2.2, LINE_REM = 1.18;
+// High enough for some words; lower where there are many rows, so that all of them are on one screen.
+function rowRem(rows) { return rows <= 4 ? 5.75 : rows <= 6 ? 4.75 : 4.4; }
 const SQUARE = 9, PITCH = 11;
 function element(tag, name, text) { const e = document.createElement(tag); e.className = name || ''; if (text) e.textContent = text; return e; }
 function build(root) {
@@ -19,7 +21,7 @@ function spoken(cell) {
   const copies = cell.copies > 1 ? ', held ' + cell.copies + ' times' : '';
   return place + ', ' + cell.tokens + ' tokens, ' + users + copies + ': ' + (cell.words ?? 'words not known');
 }
-function fill(box, cell) {
+function fill(box, cell, row) {
   const shape = ['cell', cell.hidden ? 'hidden' : '', cell.orphan ? 'orphan' : '', cell.marks.length ? 'marked' : '', cell.marks.length > 1 ? 'shared' : ''];
   const isNew = box.classList.contains('new');
   box.className = shape.filter(Boolean).join(' ') + (isNew ? ' new' : '');
@@ -34,21 +36,24 @@ function fill(box, cell) {
   const head = element('div', 'head');
   cell.marks.forEach((m) => { const mark = element('div', 'mark', m.label); mark.style.background = m.colour; mark.title = m.title; head.append(mark); });
   const where = cell.orphan ? 'beginning gone' : cell.number ? 'block ' + cell.number : '';
-  head.append(element('div', 'number', where + (cell.copies > 1 ? ' ×' + cell.copies : '')));
-  const height = cell.rows * ROW_REM + (cell.rows - 1) * GAP_REM - HEAD_REM;
+  const number = element('div', 'number', where + (cell.copies > 1 ? ' ×' + cell.copies : ''));
+  const height = cell.rows * row + (cell.rows - 1) * GAP_REM - HEAD_REM;
   words.style.webkitLineClamp = String(Math.max(2, Math.floor(height / LINE_REM)));
-  box.replaceChildren(head, words);
+  if (cell.marks.length > 1) box.replaceChildren(head, words, number);
+  else { head.append(number); box.replaceChildren(head, words); }
 }
 function drawTree(parts, data) {
+  const row = rowRem(Math.max(0, ...data.cells.map((cell) => cell.row + cell.rows - 1)));
   parts.tree.style.gridTemplateColumns = data.columns.join(' ');
+  parts.tree.style.gridAutoRows = row + 'rem';
   const wanted = new Set(data.cells.map((cell) => cell.id));
   parts.cells.forEach((entry, id) => { if (!wanted.has(id)) { entry.box.remove(); parts.cells.delete(id); } });
   data.cells.forEach((cell) => {
-    const known = parts.cells.get(cell.id), text = JSON.stringify(cell);
+    const known = parts.cells.get(cell.id), text = row + JSON.stringify(cell);
     if (known && known.text === text) return;
     const box = known ? known.box : element('div');
     if (!known && parts.drawn) box.classList.add('new');
-    fill(box, cell);
+    fill(box, cell, row);
     if (!known) parts.tree.append(box);
     parts.cells.set(cell.id, { box, text });
   });
@@ -58,8 +63,10 @@ function drawMap(parts, data) {
   const few = data.map.length <= data.cells.filter((cell) => !cell.hidden).length;
   parts.caption.hidden = parts.map.hidden = few;
   if (few) return;
-  const newest = data.map.length < data.blocks ? `The newest ${data.map.length.toLocaleString('en')} of ${data.blocks.toLocaleString('en')} cached blocks` : `All ${blocks(data.blocks)} that are cached`;
-  parts.caption.textContent = newest + ', the newest first. Coloured: of a marked request. Solid: of several.';
+  const all = data.map.length === data.different;
+  const newest = `${all ? 'All' : 'The newest ' + data.map.length.toLocaleString('en') + ' of'} ${data.different.toLocaleString('en')} different blocks`;
+  const equal = data.copies > data.different ? ` (${blocks(data.copies - data.different)} more hold the same as another)` : '';
+  parts.caption.textContent = `${newest}, the newest first${equal}. Coloured: of one marked request. Solid: of several. Pale: of others.`;
   parts.map.setAttribute('aria-label', newest);
   const width = Math.max(PITCH, parts.map.parentElement.clientWidth), scale = window.devicePixelRatio || 1;
   const perRow = Math.max(1, Math.floor(width / PITCH)), height = Math.ceil(data.map.length / perRow) * PITCH;

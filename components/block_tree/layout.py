@@ -35,7 +35,8 @@ def tree_data(cache: Cache) -> dict[str, Any]:
         "cells": [_cell_data(cell) for cell in cells],
         "columns": [_width(cells, column) for column in range(_columns(cells))],
         "map": [_map_colour(users) for users in cache.map],
-        "blocks": cache.different,
+        "different": cache.different,
+        "copies": cache.blocks,
         "neutral": palette.NEUTRAL,
     }
 

@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from components import palette
 from components.block_tree.layout import MOST_COLUMNS, lay_out, tree_data
+from components.blocks_view import ago
 from engine.errors import AlreadyRunning, LabError
 from engine.kv.live.block_tree import BlockTree
 from engine.kv.live.chains import block_map, shown_chains
@@ -252,3 +253,10 @@ def test_however_long_a_chain_is_it_fits_and_every_block_is_drawn_or_counted(len
 def test_markup_in_a_prompt_is_only_data() -> None:
     cache, _ = shared_cache(words=HOSTILE)
     assert all(HOSTILE in cell["words"] for cell in tree_data(cache)["cells"])
+
+
+@pytest.mark.parametrize(
+    ("passed_s", "words"), [(-1.0, "0 s ago"), (0.9, "0 s ago"), (89, "89 s ago"), (125, "2 min ago")]
+)
+def test_when_something_happened(passed_s: float, words: str) -> None:
+    assert ago(passed_s) == words

@@ -17,14 +17,14 @@ from engine.metrics import RequestTrace
 logger = logging.getLogger(__name__)
 MAX_TOKENS = 48
 CLOSE_S = 5.0
-# Long enough for one block of 128 tokens or four of 32.
+# With SmolLM2's chat template this is 132 tokens: one shared block of 128, four of 32 or eight of 16, and the block
+# after them begins with the question.
 SYSTEM = (
     "You are the guide of a small museum of science. Visitors of every age ask you about nature, machines and numbers. "
     "Answer in plain words, in two or three short sentences, and begin with the most important fact. Use an example "
     "from daily life where one helps. Never use a formula, never use a foreign word, and never talk about yourself. "
     "If a question has no known answer, say so, and tell what people have found out so far. If a question is about "
-    "the museum itself, say that it is open every day from nine to five, that children come in for free, and that the "
-    "large telescope is on the roof. Be friendly, be exact, and stop when the question is answered."
+    "the museum itself, say that it is open every day from nine to five, and that children come in for free. Be exact."
 )
 QUESTIONS = (
     ("A", "Why is the sky blue?"),

@@ -40,7 +40,7 @@ def resolve(model_id: str, settings: Settings, tell: Progress) -> ModelSource:
     ready = find_ready(model_id, settings)
     if ready is not None:
         return ready
-    if not settings.hub_offline and _hub_answers():
+    if not settings.hub_offline and hub_answers():
         try:
             return _download(model_id, tell)
         except ModelOffline as error:
@@ -55,7 +55,7 @@ def resolve(model_id: str, settings: Settings, tell: Progress) -> ModelSource:
     )
 
 
-def _hub_answers() -> bool:
+def hub_answers() -> bool:
     from huggingface_hub import constants
 
     try:
@@ -66,24 +66,34 @@ def _hub_answers() -> bool:
 
 
 def _download(model_id: str, tell: Progress) -> ModelSource:
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import snapshot_download
 
     tell(f"Downloading {model_id} from the hub")
-    try:
-        with _telling_bytes(model_id, tell):
-            snapshot_download(model_id, allow_patterns=HUB_PATTERNS)
-    except errors.GatedRepoError as error:
-        raise ModelGated(f"{model_id} is gated.", "Accept its licence on the hub and set HF_TOKEN.") from error
-    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise ModelNotFound(f"The hub has no public model {model_id}.", "Check the name.") from error
-    except (OSError, errors.HfHubHTTPError) as error:
-        if getattr(error, "errno", None) == errno.ENOSPC:
-            raise DiskFull(f"No room on the disk for {model_id}.", "Free some space.") from error
-        raise ModelOffline(f"Downloading {model_id} failed: {_first_line(error)}.", "Try again.") from error
+    with hub_errors(model_id), _telling_bytes(model_id, tell):
+        snapshot_download(model_id, allow_patterns=HUB_PATTERNS)
     source = cached(model_id)
     if source is None:
         raise ModelUnusable(f"{model_id} has no config.json.", "Choose another model.")
     return source
+
+
+@contextlib.contextmanager
+def hub_errors(model_id: str) -> Iterator[None]:
+    """What can go wrong between here and the hub, as a ModelError or DiskFull."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise ModelGated(f"{model_id} is gated.", "Accept its licence on the hub and set HF_TOKEN.") from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise ModelNotFound(f"The hub has no public model {model_id}.", "Check the name.") from error
+    except errors.RemoteEntryNotFoundError as error:
+        raise ModelUnusable(f"{model_id} has no config.json.", "Choose another model.") from error
+    except (OSError, errors.HfHubHTTPError) as error:
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            raise DiskFull(f"No room on the disk for {model_id}.", "Free some space.") from error
+        raise ModelOffline(f"Downloading {model_id} failed: {_first_line(error)}.", "Try again.") from error
 
 
 @contextlib.contextmanager

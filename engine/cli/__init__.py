@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import traceback
 
-from engine.cli import chat, check, compare, runs, serve, simulate, stop
+from engine.cli import capacity, chat, check, compare, runs, serve, simulate, stop
 from engine.cli.common import say
 from engine.config import Settings
 from engine.errors import LabError
@@ -20,6 +20,7 @@ VERBS = (
     compare,
     chat,
     simulate,
+    capacity,
     runs,
     stop,
 )

@@ -1,172 +1,267 @@
-"""What a model's ``config.json`` says: how many bytes of KV cache a token takes, and how long a sequence may be.
+"""How many tokens and requests a KV cache of a given size holds: vLLM's own arithmetic, without vLLM.
 
-One key and one value vector per layer and KV head: ``2 · L · H_kv · D · bytes`` (a page of vLLM's
-``FullAttentionSpec`` divided by its tokens). Holds for multi-head, grouped-query and multi-query attention
-with 16- or 32-bit entries; whatever is stored differently (latent attention, sliding windows, state-space
-layers, quantised caches) is refused rather than guessed.
+Follows vLLM 0.32: a page is what one layer keeps of one block of tokens (``v1/kv_cache_interface.py``); layers with
+the same window form groups that share block tables, and a block is a page of every layer of a group; the pool is
+``memory // block`` blocks, of which block 0 is never used; "Maximum concurrency" divides all of them by what one
+request of ``max_model_len`` holds in every group (``v1/core/kv_cache_utils.py``: ``get_kv_cache_groups``,
+``get_kv_cache_config_from_groups``, ``get_kv_cache_capacity``). A sliding window keeps the window and what may be in
+flight (``SlidingWindowSpec.max_admission_blocks_per_request``).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from functools import cached_property
 
-from engine.errors import ConfigError, ModelUnusable
+from engine.errors import ConfigError
+from engine.kv.shape import ModelShape, max_length, read_config
 
-DTYPE_SIZES = (2, 4)
-LATENT_ATTENTION_KEYS = ("kv_lora_rank", "q_lora_rank")
-# Layers that keep something else than keys and values of every token.
-OTHER_LAYER_KEYS = ("ssm_cfg", "mamba_d_state", "ssm_state_size", "linear_num_key_heads", "hybrid_override_pattern")
-ATTENTION_CHUNK_KEYS = ("attention_chunk_size",)
-LAYER_COUNT_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
-QUERY_HEAD_KEYS = ("num_attention_heads", "n_head")
-WIDTH_KEYS = ("hidden_size", "n_embd")
-# Where vLLM looks, too: this counts before all others, of which the smallest counts.
-OWN_LENGTH = "model_max_length"
-LENGTH_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_len",
-)
-# Rotary scalings of which max_position_embeddings is the result already.
-SCALED_ALREADY = ("default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
-UNKNOWN_REMEDY = "Choose a model with ordinary attention, or set the KV-cache size yourself."
+__all__ = ["KV_DTYPES", "Capacity", "KvPlan", "KvSetup", "ModelShape", "max_length", "read_config"]
+
+AUTO = "auto"
+# Bytes of a number in the cache; "auto" is what the model computes in.
+ENTRY_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
+# Bytes of a number, and a float32 scale beside every key and every value vector.
+SCALED_ENTRY_BYTES = {"fp8_per_token_head": 1.0, "int8_per_token_head": 1.0, "int4_per_token_head": 0.5}
+SCALE_BYTES = 4
+# DeepSeek's packed latent vector (512 numbers and their scales, 64 rotary numbers): bytes of a token in a layer.
+PACKED_LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+PACKED_LATENT_SIZE = 512 + 64
+KV_DTYPES = (AUTO, *ENTRY_BYTES, *SCALED_ENTRY_BYTES, *PACKED_LATENT_BYTES)
+MOST = 2**40
+NEARLY_AS_MANY = 1.5
+NULL_BLOCKS = 1
 
 
 @dataclass(frozen=True)
-class ModelShape:
-    """What the KV cache needs to know of a model; ``max_length`` is tokens, None where the config is silent."""
+class KvSetup:
+    """How the engine is started, as far as the KV cache cares: vLLM's flags. Lengths are tokens.
+
+    ``max_num_batched_tokens`` and ``concurrent_batches`` (2 with asynchronous scheduling, vLLM's default) matter for
+    sliding windows only.
+    """
+
+    max_model_len: int
+    block_size: int = 16
+    kv_dtype: str = AUTO
+    tensor_parallel_size: int = 1
+    max_num_batched_tokens: int = 2048
+    concurrent_batches: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "block_size", "tensor_parallel_size", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if not 1 <= value <= MOST:
+                raise ConfigError(f"{name} is {value}.", "Use a whole number of at least 1.")
+        if self.kv_dtype not in KV_DTYPES:
+            raise ConfigError(
+                f"The size of a KV cache in {self.kv_dtype} is not known here.", f"Use one of {', '.join(KV_DTYPES)}."
+            )
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """Tokens that may be scheduled and not settled yet, so that their blocks are still held."""
+        return self.concurrent_batches * self.max_num_batched_tokens
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Layers that share one block table; ``window`` is tokens, None keeps everything."""
 
     layers: int
-    kv_heads: int
-    head_size: int
-    dtype_bytes: int = 2
-    max_length: int | None = None
+    window: int | None = None
+
+    def blocks_held(self, tokens: int, setup: KvSetup) -> int:
+        """Blocks of this group that a request of so many tokens holds at most."""
+        if self.window is None:
+            return _ceil(tokens, setup.block_size)
+        kept = min(self.window - 1 + setup.in_flight_tokens, tokens)
+        # One more: the window need not begin where a block begins.
+        return _ceil(kept, setup.block_size) + 1
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a memory of ``memory_bytes`` holds, on one device.
+
+    ``num_blocks``, ``tokens`` and ``max_concurrency`` are what vLLM says at its start ("KV cache size", "Maximum
+    concurrency"). ``usable_blocks`` leaves out the null block. ``starts``: vLLM accepts ``max_model_len``; else
+    ``longest_len`` is the longest that it would, None where not even one token fits.
+    """
+
+    memory_bytes: int
+    num_blocks: int
+    usable_blocks: int
+    tokens: int
+    max_concurrency: float
+    starts: bool
+    longest_len: int | None
+
+
+@dataclass(frozen=True)
+class KvPlan:
+    """A model's KV cache under a setup. All sizes are those on one device.
+
+    Raises ConfigError for a format that this attention does not have, and for heads that can't be divided.
+    """
+
+    shape: ModelShape
+    setup: KvSetup
+
+    def __post_init__(self) -> None:
+        parts, shape = self.setup.tensor_parallel_size, self.shape
+        if shape.query_heads is not None and shape.query_heads % parts:
+            raise ConfigError(
+                f"{shape.query_heads} attention heads can't be divided among {parts} devices.",
+                "Choose a number of devices that divides them.",
+            )
+        if not shape.latent and shape.kv_heads % parts and parts % shape.kv_heads:
+            raise ConfigError(
+                f"{shape.kv_heads} KV heads can't be divided among {parts} devices.",
+                "Choose a number of devices that divides them, or a multiple of them.",
+            )
+        longest = shape.max_length
+        if longest is not None and self.setup.max_model_len > longest:
+            raise ConfigError(
+                f"max_model_len is {self.setup.max_model_len:,}, and this model takes at most {longest:,} tokens.",
+                f"Set max_model_len to {longest} or less.",
+            )
+        self._check_format()
+
+    def _check_format(self) -> None:
+        shape, name = self.shape, self.setup.kv_dtype
+        if name in PACKED_LATENT_BYTES and not (shape.latent and shape.head_size == PACKED_LATENT_SIZE):
+            raise ConfigError(
+                f"{name} is a format for DeepSeek's latent attention ({PACKED_LATENT_SIZE} numbers a token).",
+                "Choose auto or fp8.",
+            )
+        if name in SCALED_ENTRY_BYTES and shape.latent:
+            raise ConfigError(f"vLLM has no {name} for latent attention.", "Choose auto or fp8.")
+        if name == "int4_per_token_head" and shape.head_size % 2:
+            raise ConfigError(f"{name} needs an even head size, not {shape.head_size}.", "Choose another format.")
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads on one device: divided, but never fewer than one."""
+        return 1 if self.shape.latent else max(1, self.shape.kv_heads // self.setup.tensor_parallel_size)
+
+    @property
+    def layer_bytes_per_token(self) -> int:
+        """Bytes that one layer keeps of one token, scales included."""
+        name, head = self.setup.kv_dtype, self.shape.head_size
+        if name in PACKED_LATENT_BYTES:
+            return PACKED_LATENT_BYTES[name]
+        if name in SCALED_ENTRY_BYTES:
+            return self.kv_heads * 2 * (int(head * SCALED_ENTRY_BYTES[name]) + SCALE_BYTES)
+        return self.vectors * head * self.entry_bytes
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of the head size that one layer keeps of a token."""
+        return 1 if self.shape.latent else 2 * self.kv_heads
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of one number, where there are no scales."""
+        return ENTRY_BYTES.get(self.setup.kv_dtype, self.shape.dtype_bytes)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV cache for one token over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_size * self.dtype_bytes
+        """Bytes that all layers keep of one token (while it is within their windows)."""
+        return self.shape.layers * self.layer_bytes_per_token
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], dtype_bytes: int = 2) -> Self:
-        """Read a parsed ``config.json``; raises ConfigError for what is missing or not understood."""
-        if dtype_bytes not in DTYPE_SIZES:
-            raise ConfigError(f"A KV cache of {dtype_bytes} bytes per entry is not known yet.", "Use 2 (bf16) or 4.")
-        if not isinstance(config, Mapping):
-            raise ConfigError("The model's config.json does not hold an object.", "Download the model again.")
-        values = _text_config(config)
-        _refuse_other_attention(values)
-        layers = _required(values, LAYER_COUNT_KEYS)
-        heads = _required(values, QUERY_HEAD_KEYS)
-        return cls(
-            layers=layers,
-            kv_heads=_kv_heads(values, heads),
-            head_size=_head_size(values, heads),
-            dtype_bytes=dtype_bytes,
-            max_length=max_length(config),
+    @property
+    def page_bytes(self) -> int:
+        """One layer's part of a block."""
+        return self.layer_bytes_per_token * self.setup.block_size
+
+    @cached_property
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """Layers that share a block table, as vLLM's ``_get_kv_cache_groups_uniform_page_size`` forms them."""
+        shape = self.shape
+        kinds = [(shape.layers - shape.window_layers, None), (shape.window_layers, shape.window)]
+        kinds = [(layers, window) for layers, window in kinds if layers]
+        counts = [layers for layers, _ in kinds]
+        size = max(counts) if max(counts) < NEARLY_AS_MANY * min(counts) else min(counts)
+        groups: list[LayerGroup] = []
+        for layers, window in kinds:
+            parts = _ceil(layers, size)
+            groups += [LayerGroup(len(range(part, layers, parts)), window) for part in range(parts)]
+        return tuple(groups)
+
+    @property
+    def block_bytes(self) -> int:
+        """What one block takes: a page of every layer of the widest group."""
+        return self.page_bytes * max(group.layers for group in self.groups)
+
+    def blocks_held(self, tokens: int) -> int:
+        """Blocks that a request holds at most by the time it has so many tokens."""
+        whole = _ceil(tokens, self.setup.block_size)
+        return sum(min(whole, group.blocks_held(tokens, self.setup)) for group in self.groups)
+
+    @property
+    def blocks_per_request(self) -> int:
+        """Blocks that vLLM plans for a request of ``max_model_len``."""
+        return self._planned(self.setup.max_model_len)
+
+    def _planned(self, length: int) -> int:
+        return sum(group.blocks_held(length, self.setup) for group in self.groups)
+
+    def capacity(self, memory_bytes: int) -> Capacity:
+        """What a KV cache of so many bytes a device holds."""
+        if memory_bytes < 0:
+            raise ConfigError(f"A KV cache of {memory_bytes:,} bytes can't be.", "Give it memory.")
+        blocks = memory_bytes // self.block_bytes
+        concurrency = blocks / self.blocks_per_request
+        usable = max(0, blocks - NULL_BLOCKS)
+        return Capacity(
+            memory_bytes=memory_bytes,
+            num_blocks=blocks,
+            usable_blocks=usable,
+            tokens=int(concurrency * self.setup.max_model_len),
+            max_concurrency=concurrency,
+            starts=self._starts(self.setup.max_model_len, memory_bytes),
+            longest_len=self._longest(memory_bytes),
         )
 
-    @classmethod
-    def from_config_file(cls, path: Path, dtype_bytes: int = 2) -> Self:
-        """Read ``config.json``; raises ModelUnusable when it can't be read, ConfigError as ``from_config``."""
-        return cls.from_config(read_config(path), dtype_bytes)
+    def _starts(self, length: int, memory_bytes: int) -> bool:
+        """Whether one request of that length fits beside the null block; else vLLM refuses to start."""
+        return self._planned(length) * self.block_bytes <= memory_bytes - NULL_BLOCKS * self.block_bytes
+
+    def _longest(self, memory_bytes: int) -> int | None:
+        """The longest length up to ``max_model_len`` that vLLM would start with."""
+        low, high = 0, self.setup.max_model_len
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._starts(middle, memory_bytes) else (low, middle - 1)
+        return low or None
+
+    def paged_users(self, memory_bytes: int, tokens_each: int) -> int:
+        """Requests of so many tokens that fit at once, every one at its full length. Nothing shared."""
+        self._check_length(tokens_each)
+        usable = max(0, memory_bytes // self.block_bytes - NULL_BLOCKS)
+        return usable // self.blocks_held(tokens_each)
+
+    def contiguous_users(self, memory_bytes: int) -> int:
+        """Requests that fit where each reserves ``max_model_len`` in one piece. No fragmentation counted."""
+        return memory_bytes // self.contiguous_bytes
+
+    @property
+    def contiguous_bytes(self) -> int:
+        """What one reservation takes; a layer with a window reserves no more than its window."""
+        length, shape = self.setup.max_model_len, self.shape
+        windowed = min(length, shape.window or length) * shape.window_layers
+        return (length * (shape.layers - shape.window_layers) + windowed) * self.layer_bytes_per_token
+
+    def _check_length(self, tokens: int) -> None:
+        if tokens < 1:
+            raise ConfigError(f"A request of {tokens} tokens can't be.", "Use at least 1.")
+        if tokens > self.setup.max_model_len:
+            raise ConfigError(
+                f"Prompt and output are {tokens:,} tokens, and max_model_len is {self.setup.max_model_len:,}.",
+                "Shorten them, or raise max_model_len.",
+            )
 
 
-def max_length(config: Mapping[str, Any]) -> int | None:
-    """The longest sequence (tokens) the model takes, as vLLM works it out; None where the config does not say."""
-    values = _text_config(config)
-    lengths = {key: value for key in (OWN_LENGTH, *LENGTH_KEYS) if type(value := values.get(key)) is int and value > 0}
-    if not lengths:
-        return None
-    return int((lengths.get(OWN_LENGTH) or min(lengths.values())) * _rope_factor(values))
-
-
-def _rope_factor(values: Mapping[str, Any]) -> float:
-    """By how much rotary scaling stretches the positions; the most of any kind of layer."""
-    scaling = values.get("rope_parameters") or values.get("rope_scaling")
-    if not isinstance(scaling, Mapping):
-        return 1.0
-    kinds = [scaling, *(value for value in scaling.values() if isinstance(value, Mapping))]
-    stretching = [kind for kind in kinds if kind.get("rope_type", kind.get("type")) not in SCALED_ALREADY]
-    factors = [kind.get("factor") for kind in stretching]
-    return max([1.0, *(float(factor) for factor in factors if isinstance(factor, int | float))])
-
-
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part about the language model, where a model has others too."""
-    text = config.get("text_config")
-    return text if isinstance(text, Mapping) else config
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """A model's ``config.json``; raises ModelUnusable."""
-    try:
-        values = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelUnusable(f"{path.name} of the model can't be read: {error}", "Download the model again.") from error
-    if not isinstance(values, dict):
-        raise ModelUnusable(f"{path.name} of the model does not hold an object.", "Download the model again.")
-    return values
-
-
-def _refuse_other_attention(values: Mapping[str, Any]) -> None:
-    if any(values.get(key) for key in LATENT_ATTENTION_KEYS):
-        raise _not_known("multi-head latent attention (MLA)")
-    if any(values.get(key) for key in OTHER_LAYER_KEYS):
-        raise _not_known("layers that are not attention")
-    if any(values.get(key) for key in ATTENTION_CHUNK_KEYS):
-        raise _not_known("chunked attention")
-    if values.get("sliding_window") and values.get("use_sliding_window", True) is not False:
-        raise _not_known("a sliding window")
-    types = values.get("layer_types")
-    if isinstance(types, list) and set(map(str, types)) - {"full_attention"}:
-        raise _not_known(f"layers of the kinds {', '.join(sorted(set(map(str, types))))}")
-
-
-def _not_known(what: str) -> ConfigError:
-    return ConfigError(f"The KV-cache size of a model with {what} is not known yet.", UNKNOWN_REMEDY)
-
-
-def _kv_heads(values: Mapping[str, Any], heads: int) -> int:
-    if values.get("new_decoder_architecture"):
-        return _first(values, ("num_kv_heads", "n_head_kv")) or heads
-    if values.get("multi_query"):
-        return 1
-    return _first(values, ("num_key_value_heads", "num_kv_heads", "n_head_kv")) or heads
-
-
-def _head_size(values: Mapping[str, Any], heads: int) -> int:
-    explicit = _first(values, ("head_dim",))
-    if explicit is not None:
-        return explicit
-    width = _required(values, WIDTH_KEYS)
-    if width % heads:
-        raise ConfigError(f"hidden_size {width} is not a multiple of {heads} heads.", "The model's config is damaged.")
-    return width // heads
-
-
-def _required(values: Mapping[str, Any], names: tuple[str, ...]) -> int:
-    found = _first(values, names)
-    if found is None:
-        raise ConfigError(f"The model's config does not say {names[0]}.", UNKNOWN_REMEDY)
-    return found
-
-
-def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    """The first of these that is there; raises ConfigError for one that is no positive whole number."""
-    for name in names:
-        value = values.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"The model's config has {name} = {value!r}.", "It must be a positive whole number.")
-        return value
-    return None
+def _ceil(value: int, part: int) -> int:
+    return -(-value // part)

@@ -1,0 +1,205 @@
+"""How many users fit on a card: the budget of the card, the KV cache in it, paged against contiguous.
+
+Exact are bytes per token, and blocks for a given memory; what of a card is left for the KV cache is an estimate
+wherever it is not given (``Fit.budget`` is there then).
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from engine.config import DEFAULT_MODEL
+from engine.kv.capacity import AUTO, PACKED_LATENT_BYTES, SCALE_BYTES, SCALED_ENTRY_BYTES, Capacity, KvPlan, KvSetup
+from engine.kv.cards import GPU_BLOCK, RESERVE_GIB, THIS, UTILIZATION, Budget, Card, budget
+from engine.kv.shape import ModelShape
+
+GIB = 1024**3
+DEFAULT_LENGTH = 2048
+BATCHED_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked. None is decided from card and model, as vLLM does.
+
+    ``kv_memory_bytes`` gives the KV cache its memory (on each device); else it is what the card has left.
+    """
+
+    shape: ModelShape
+    weights_bytes: int | None = None
+    prompt_tokens: int = 512
+    output_tokens: int = 256
+    max_model_len: int | None = None
+    kv_dtype: str = AUTO
+    block_size: int | None = None
+    tensor_parallel_size: int = 1
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float = UTILIZATION
+    reserve_bytes: int = int(RESERVE_GIB * GIB)
+    kv_memory_bytes: int | None = None
+
+    @property
+    def tokens_each(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The answer for one card (None: only the KV cache's memory was given).
+
+    ``capacity`` and users are None where the memory isn't known (the weights are not) or the card refuses the format
+    (``refused``: why). ``budget`` is None where the KV cache's memory was given.
+    """
+
+    card: Card | None
+    plan: KvPlan
+    budget: Budget | None = None
+    capacity: Capacity | None = None
+    paged_users: int | None = None
+    contiguous_users: int | None = None
+    refused: str | None = None
+
+    @property
+    def memory_source(self) -> str:
+        """Where the KV cache's memory is from, in words."""
+        if self.budget is not None:
+            return "estimated: what this card has left"
+        if self.card is not None and self.capacity and self.capacity.memory_bytes == self.card.kv_bytes:
+            return "half of the free memory, as the lab starts servers"
+        return "as given"
+
+    @property
+    def ratio(self) -> float | None:
+        """Paged users for each contiguous one; None where either is unknown or none fits."""
+        return self.paged_users / self.contiguous_users if self.paged_users and self.contiguous_users else None
+
+    @property
+    def max_num_seqs(self) -> int:
+        """How many requests vLLM's server runs at once where nobody says otherwise."""
+        return self.card.batch_defaults[1] if self.card else 256
+
+
+def ask(question: Question, card: Card | None) -> Fit:
+    """How many users fit; raises ConfigError for what can't be."""
+    plan = KvPlan(question.shape, _setup(question, card))
+    refused = card.refuses(question.kv_dtype) if card else None
+    if refused:
+        return Fit(card, plan, refused=refused)
+    memory, left = _kv_memory(question, card)
+    if memory is None:
+        return Fit(card, plan)
+    return Fit(
+        card,
+        plan,
+        budget=left,
+        capacity=plan.capacity(memory),
+        paged_users=plan.paged_users(memory, question.tokens_each),
+        contiguous_users=plan.contiguous_users(memory),
+    )
+
+
+def _setup(question: Question, card: Card | None) -> KvSetup:
+    length = question.max_model_len
+    if length is None:
+        length = question.shape.max_length or DEFAULT_LENGTH
+    batched, sequences = card.batch_defaults if card else (BATCHED_TOKENS, BATCHED_TOKENS)
+    if card and card.is_cpu:
+        batched *= question.tensor_parallel_size
+    return KvSetup(
+        max_model_len=length,
+        block_size=(card.block_size if card else GPU_BLOCK) if question.block_size is None else question.block_size,
+        kv_dtype=question.kv_dtype,
+        tensor_parallel_size=question.tensor_parallel_size,
+        max_num_batched_tokens=(
+            min(batched, sequences * max(1, length))
+            if question.max_num_batched_tokens is None
+            else question.max_num_batched_tokens
+        ),
+    )
+
+
+def _kv_memory(question: Question, card: Card | None) -> tuple[int | None, Budget | None]:
+    if question.kv_memory_bytes is not None:
+        return question.kv_memory_bytes, None
+    if card is None:
+        return None, None
+    if card.kv_bytes is not None:
+        return card.kv_bytes, None
+    if question.weights_bytes is None:
+        return None, None
+    weights = -(-question.weights_bytes // question.tensor_parallel_size)
+    left = budget(card.memory_bytes, question.gpu_memory_utilization, weights, question.reserve_bytes)
+    return left.kv, left
+
+
+def formula(plan: KvPlan) -> str:
+    """Bytes per token, spelled out with the model's numbers."""
+    shape, name = plan.shape, plan.setup.kv_dtype
+    if name in PACKED_LATENT_BYTES:
+        each = f"{PACKED_LATENT_BYTES[name]} bytes ({name})"
+    elif shape.latent:
+        each = f"1 latent vector × {shape.head_size} numbers × {_bytes(plan.entry_bytes)}"
+    elif name in SCALED_ENTRY_BYTES:
+        number = f"{shape.head_size} × {SCALED_ENTRY_BYTES[name]:g} byte + {SCALE_BYTES} bytes of scale"
+        each = f"{_heads(plan)} × 2 (key and value) × ({number})"
+    else:
+        numbers = f"{shape.head_size} numbers × {_bytes(plan.entry_bytes)}"
+        each = f"{_heads(plan)} × 2 (key and value) × {numbers}"
+    return f"{shape.layers} layers × {each} = {plan.kv_bytes_per_token:,} bytes"
+
+
+def _heads(plan: KvPlan) -> str:
+    return "1 KV head" if plan.kv_heads == 1 else f"{plan.kv_heads} KV heads"
+
+
+def _bytes(count: int) -> str:
+    return "1 byte" if count == 1 else f"{count} bytes"
+
+
+def cli_command(question: Question, model: str | None, card: Card | None) -> str:
+    """The same question from a terminal; ``model`` is None for sizes that were typed."""
+    shape, setup = question.shape, _setup(question, card)
+    words = ["python", "-m", "engine", "capacity"]
+    if model is not None:
+        words += ["--model", model]
+    else:
+        words += ["--layers", str(shape.layers), "--kv-heads", str(shape.kv_heads)]
+        words += ["--head-size", str(shape.head_size)]
+    if question.kv_memory_bytes is not None:
+        words += ["--memory-gib", f"{question.kv_memory_bytes / GIB:g}"]
+    if card is not None and (card.key != THIS or question.kv_memory_bytes is not None):
+        words += ["--card", card.key]
+    if question.kv_memory_bytes is None and card is not None and not card.is_cpu:
+        words += ["--gpu-memory-utilization", f"{question.gpu_memory_utilization:g}"]
+        words += ["--reserve-gib", f"{question.reserve_bytes / GIB:g}"]
+        words += ["--weights-gib", f"{question.weights_bytes / GIB:.6g}"] if question.weights_bytes is not None else []
+    words += ["--max-model-len", str(setup.max_model_len), "--block-size", str(setup.block_size)]
+    words += ["--prompt-tokens", str(question.prompt_tokens), "--output-tokens", str(question.output_tokens)]
+    words += ["--kv-dtype", question.kv_dtype] if question.kv_dtype != AUTO else []
+    words += _parallel_words(question)
+    return shlex.join(words)
+
+
+def serve_command(question: Question, model: str | None, card: Card | None) -> str:
+    """The vLLM server whose KV cache this is; on a CPU with the memory in its variable."""
+    setup = _setup(question, card)
+    words = ["vllm", "serve", model or DEFAULT_MODEL, "--max-model-len", str(setup.max_model_len)]
+    words += ["--block-size", str(setup.block_size)]
+    words += _parallel_words(question)
+    if question.kv_dtype == "float32":
+        words += ["--dtype", "float32"]
+    elif question.kv_dtype != AUTO:
+        words += ["--kv-cache-dtype", question.kv_dtype]
+    if card is not None and card.is_cpu:
+        gib = (question.kv_memory_bytes or card.kv_bytes or 0) // GIB
+        return f"VLLM_CPU_KVCACHE_SPACE={gib} {shlex.join(words)}"
+    if question.kv_memory_bytes is not None:
+        return shlex.join([*words, "--kv-cache-memory-bytes", str(question.kv_memory_bytes)])
+    return shlex.join([*words, "--gpu-memory-utilization", f"{question.gpu_memory_utilization:g}"])
+
+
+def _parallel_words(question: Question) -> list[str]:
+    parts, batched = question.tensor_parallel_size, question.max_num_batched_tokens
+    words = ["--tensor-parallel-size", str(parts)] if parts > 1 else []
+    return words + (["--max-num-batched-tokens", str(batched)] if batched is not None else [])

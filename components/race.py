@@ -20,6 +20,7 @@ NOTES = {
     "waiting": "Waiting for its turn",
     "loading": "Loading the weights",
     "warming": "Warm-up, not counted",
+    "cancelled": "Cancelled",
     "failed": "Failed",
 }
 

@@ -63,10 +63,10 @@ class Board:
     def finish(self, state: CompareState, *, error: str | None, remedy: str, run_id: str | None) -> None:
         """The end: a lane that was still at work did not get there."""
         unfinished = {LaneState.LOADING, LaneState.WARMING, LaneState.RUNNING}
+        reached = LaneState.CANCELLED if state == CompareState.CANCELLED else LaneState.FAILED
         with self._lock:
             lanes = tuple(
-                replace(lane, state=LaneState.FAILED) if lane.state in unfinished else lane
-                for lane in self._snapshot.lanes
+                replace(lane, state=reached) if lane.state in unfinished else lane for lane in self._snapshot.lanes
             )
             self._snapshot = replace(
                 self._snapshot,

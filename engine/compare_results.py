@@ -42,6 +42,7 @@ class LaneState(StrEnum):
     WARMING = "warming"
     RUNNING = "running"
     DONE = "done"
+    CANCELLED = "cancelled"
     FAILED = "failed"
 
 

@@ -182,6 +182,7 @@ def test_cancel_ends_a_hanging_child_and_keeps_nothing_half(
     runner.cancel()
     ended = finished(runner)
     assert (ended.state, ended.error, ended.run_id) == (CompareState.CANCELLED, None, None)
+    assert ended.lane("hf").state == LaneState.CANCELLED  # type: ignore[union-attr]
     assert lab.snapshot().state == ServerState.STOPPED
 
 

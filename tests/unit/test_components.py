@@ -433,9 +433,10 @@ def test_a_lane_that_never_began_is_not_said_to_wait_any_longer() -> None:
     assert lane(data, 1)["note"] == "Not measured"
 
 
-def test_a_failed_lane_says_so() -> None:
-    data = raced(CompareState.FAILED, HF_DONE, replace(WAITING, state=LaneState.FAILED))
-    assert lane(data, 1)["note"] == "Failed"
+@pytest.mark.parametrize(("state", "note"), [(LaneState.FAILED, "Failed"), (LaneState.CANCELLED, "Cancelled")])
+def test_a_lane_says_how_it_ended(state: LaneState, note: str) -> None:
+    data = raced(CompareState.FAILED, HF_DONE, replace(WAITING, state=state))
+    assert lane(data, 1)["note"] == note
     assert data["replay"] is False
 
 

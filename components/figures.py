@@ -15,7 +15,7 @@ MODE_SYMBOL = {"sequential": "circle", "static_batch": "square", "concurrent": "
 TITLE_FONT = {"size": 14}
 
 
-def _layout(figure: go.Figure, x_title: str, y_title: str, height: int) -> go.Figure:
+def layout(figure: go.Figure, x_title: str, y_title: str, height: int) -> go.Figure:
     figure.update_layout(
         height=height,
         margin={"l": 8, "r": 8, "t": 12, "b": 8},
@@ -58,7 +58,7 @@ def levels_figure(levels: Iterable[Level], name_of: NameOf = palette.name) -> go
         )
     users = sorted({level.users for members in groups.values() for level in members})
     figure.update_xaxes(tickvals=users)
-    return _layout(figure, "Users at the same time", "Throughput (tok/s)", 340)
+    return layout(figure, "Users at the same time", "Throughput (tok/s)", 340)
 
 
 def _spread(members: Sequence[Level]) -> dict[str, object] | None:
@@ -84,7 +84,7 @@ def gaps_figure(gaps_ms: Sequence[float]) -> go.Figure:
         )
     )
     figure.update_layout(bargap=0.15, showlegend=False)
-    figure = _layout(figure, "Chunk of the answer", "Gap before it (ms)", 170)
+    figure = layout(figure, "Chunk of the answer", "Gap before it (ms)", 170)
     figure.update_layout(hovermode="closest")
     return figure
 

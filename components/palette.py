@@ -34,6 +34,9 @@ MEMORY_DARK = {
     "external": "#566275",
     "free": "#0B111C",
 }
+# Contiguous allocators are grey, told apart by their dashes; every paged one has the colour of token states.
+CONTIGUOUS_DASH = {"contiguous_max": "solid", "contiguous_pow2": "dash", "contiguous_oracle": "dot"}
+PAGED = "#6C68E3"
 # One per request, in turn: neighbours differ in hue and lightness, each at least 3:1 against both backgrounds.
 REQUESTS = (
     "#EE4A73",
@@ -59,3 +62,12 @@ def colour(engine: str) -> str:
 def name(engine: str) -> str:
     """Name of an engine as people know it."""
     return ENGINE_LABELS.get(engine, engine)
+
+
+def memory(theme: str | None) -> dict[str, str]:
+    """Colours of the kinds of memory in the theme that Streamlit names ("light", "dark", or None: not known)."""
+    return MEMORY_DARK if theme == "dark" else MEMORY_LIGHT
+
+
+def allocator(name: str) -> str:
+    return PAGED if name.startswith("paged") else NEUTRAL

@@ -1,0 +1,79 @@
+"""The published numbers beside the simulated ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from components import html
+from components.format import UNKNOWN, number
+from engine.config import SimulationConfig
+from engine.kv.figure_data import Bar
+from engine.kv.presets import SHARES
+
+SHARE_HEADS = ("Token states", "Reserved", "Internal", "External, others")
+CITATION = (
+    "Woosuk Kwon, Zhuohan Li, Siyuan Zhuang, Ying Sheng, Lianmin Zheng, Cody Hao Yu, Joseph E. Gonzalez, Hao Zhang and "
+    "Ion Stoica. *Efficient Memory Management for Large Language Model Serving with PagedAttention.* SOSP 2023. "
+    "[arXiv 2309.06180](https://arxiv.org/abs/2309.06180), CC BY 4.0. Published values: figure 2 (shares of memory) "
+    "and figure 13 (mean number of batched requests). The baselines are the authors' own versions of Orca."
+)
+
+
+def claim(published_shares: bool) -> None:
+    text = (
+        "Before PagedAttention, servers kept one contiguous piece of memory for each request. The paper measured how "
+        "much of it held tokens. Diamonds are its published values; the bars are simulated here, and nothing in the "
+        "simulation was fitted to them."
+        if published_shares
+        else "Short instructions with short answers. The paper prints only how many requests ran at once, and the "
+        "lengths here are a fit: those rows are no test of the simulation."
+    )
+    st.markdown(text)
+
+
+def batches(bars: Sequence[Bar]) -> None:
+    """Mean requests in memory, ours and the paper's."""
+    st.markdown("**Requests in memory, on average**")
+    html.table(
+        ("Allocator", "Here", "Paper", "Difference"),
+        (
+            (
+                bar.title,
+                number(bar.result.mean_running, 1),
+                number(bar.published_mean_running, 1),
+                signed(bar.result.difference_mean_running),
+            )
+            for bar in bars
+        ),
+    )
+
+
+def differences(bars: Sequence[Bar]) -> None:
+    """Every share, and by how many points it differs from the published one."""
+    st.markdown("**Shares of the memory in %, and the difference to the paper in points**")
+    html.table(("Allocator", *SHARE_HEADS), ((bar.title, *(_share(bar, share) for share in SHARES)) for bar in bars))
+
+
+def _share(bar: Bar, share: str) -> str:
+    value = number(getattr(bar.result, share), 1)
+    difference = bar.result.difference_points.get(share)
+    return value if difference is None else f"{value} ({signed(difference)})"
+
+
+def signed(value: float | None) -> str:
+    """“+0.4”, “−1.1”; “—” when unknown."""
+    if value is None:
+        return UNKNOWN
+    rounded = round(value, 1)
+    return f"{'−' if rounded < 0 else '+'}{abs(rounded):.1f}" if rounded else "0.0"
+
+
+def command(config: SimulationConfig, name: str) -> str:
+    seed = f" --seed {config.seed}" if config.seed else ""
+    return f"python -m engine simulate --preset {name}{seed}"
+
+
+def citation() -> None:
+    st.caption(CITATION)

@@ -33,6 +33,7 @@ WRAPPERS = (
     "EngineCore encountered an issue",
     "WorkerProc initialization failed",
     "RuntimeError: Executor failed.",
+    "RuntimeError: cancelled",  # the engine gave up waiting for a worker that is gone
 )
 # Part of every stop, also of a failed start's: says nothing about the cause.
 NOISE = re.compile(

@@ -262,8 +262,9 @@ def test_a_server_killed_from_outside_leaves_a_clean_log() -> None:
     assert "Application startup complete." not in " ".join(found.evidence)
 
 
-def test_a_killed_worker_is_named_though_the_engine_reports_an_exception_of_its_own() -> None:
-    found = diagnose_file(LOGS / "crashes" / "worker_killed.log", exit_code=0, config=CONFIG, was_ready=True)
+@pytest.mark.parametrize("log", ["worker_killed.log", "worker_killed_2.log"])  # while it idled, while it answered
+def test_a_killed_worker_is_named_though_the_engine_reports_an_exception_of_its_own(log: str) -> None:
+    found = diagnose_file(LOGS / "crashes" / log, exit_code=0, config=CONFIG, was_ready=True)
     assert found.name == "engine_died"
     assert any("VllmWorker-0 died unexpectedly" in line for line in found.evidence)
 

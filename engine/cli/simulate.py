@@ -45,10 +45,10 @@ def register(verbs: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace, settings: Settings) -> Answer:
-    return simulate(_config(arguments)).to_dict(), True
+    return simulate(config_of(arguments)).to_dict(), True
 
 
-def _config(arguments: argparse.Namespace) -> SimulationConfig:
+def config_of(arguments: argparse.Namespace) -> SimulationConfig:
     changes = {name: value for name in NUMBERS if (value := getattr(arguments, name)) is not None}
     if arguments.allocators is not None:
         changes["allocators"] = tuple(word.strip() for word in arguments.allocators.split(","))

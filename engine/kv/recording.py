@@ -37,7 +37,7 @@ def record(config: SimulationConfig, most_steps: int = MOST_STEPS) -> dict[str, 
     ``notes``: what was left out.
     """
     if len(config.allocators) != 2:
-        raise ConfigError(f"{len(config.allocators)} allocators were chosen.", "Choose two: one for each side.")
+        raise ConfigError(f"The animation has two sides, not {len(config.allocators)}.", "Choose two allocators.")
     if config.memory_tokens > MOST_SLOTS:
         raise ConfigError(f"{config.memory_tokens:,} slots can't be drawn.", f"Use at most {MOST_SLOTS:,}.")
     workload = make_workload(config)

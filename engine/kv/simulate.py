@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.config import SimulationConfig
 from engine.kv.allocators import make_memory
-from engine.kv.presets import PRESETS, matching_preset
+from engine.kv.presets import ALLOCATOR_TITLES, PRESETS, matching_preset
 from engine.kv.scheduler import Scheduler
 from engine.kv.timeline import Timeline
 from engine.kv.workloads import Workload, make_workload
@@ -166,15 +166,15 @@ def _shares(timeline: Timeline, start: int, end: int, slots: int) -> dict[str, f
 
 def _notes(config: SimulationConfig, workload: Workload, results: dict[str, AllocatorResult]) -> list[str]:
     notes = []
+    limit = f"max_model_len ({config.max_model_len:,})"
     if workload.too_long:
         notes.append(
-            f"{workload.too_long:,} prompts leave no room for an answer within max_model_len "
-            f"({config.max_model_len:,}): rejected, as vLLM does."
+            f"Prompts that leave no room for an answer within {limit}: {workload.too_long:,} (rejected, as in vLLM)."
         )
     if workload.shortened:
-        notes.append(f"{workload.shortened:,} answers end at max_model_len ({config.max_model_len:,}), as in vLLM.")
+        notes.append(f"Answers that end at {limit}, as in vLLM: {workload.shortened:,}.")
     for name, result in results.items():
         too_large = result.rejected - workload.too_long
         if too_large:
-            notes.append(f"{name}: {too_large:,} requests are larger than the memory: rejected.")
+            notes.append(f"{ALLOCATOR_TITLES[name]}: requests larger than the memory, rejected: {too_large:,}.")
     return notes

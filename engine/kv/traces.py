@@ -13,6 +13,8 @@ from engine.errors import ConfigError
 
 COLUMNS = ("input_tokens", "output_tokens")
 ARRIVAL = "arrival_s"
+SAMPLE_TRACE = Path(__file__).parent / "samples" / "azure_conversation_sample.csv"
+SAMPLE_CREDIT = "Azure LLM inference trace 2023, conversation (Patel et al., Splitwise, ISCA 2024; CC BY 4.0)"
 MOST_SLOTS = SIMULATION_LIMITS["memory_tokens"][1]
 MOST_ROWS = 1_000_000
 MOST_TOKENS = 10_000_000

@@ -199,7 +199,7 @@ def test_a_long_workload_is_cut_and_it_is_said() -> None:
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
-        ({"allocators": ("paged",)}, "1 allocators were chosen."),
+        ({"allocators": ("paged",)}, "The animation has two sides, not 1."),
         ({"memory_tokens": 5000}, "5,000 slots can't be drawn."),
     ],
 )

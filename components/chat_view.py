@@ -9,7 +9,7 @@ import streamlit as st
 
 from components import html
 from components.format import millis, number, percent, plain, short
-from engine.chat import ChatOptions, ChatSnapshot, SaveState, Turn, TurnStatus
+from engine.chat import ChatOptions, ChatSnapshot, Turn, TurnStatus
 from engine.config import Endpoint
 from engine.errors import LabError
 from engine.metrics import METRIC_HELP
@@ -116,6 +116,8 @@ def numbers(snapshot: ChatSnapshot, endpoint: Endpoint | None) -> None:
     second.metric("Tokens per second", short(now["speed"]), help=_help("decode speed"))
     first.metric("TPOT", millis(now["tpot_ms"]), help=_help("TPOT"))
     second.metric("Tokens", number(turn.tokens_so_far if turn else None), help=_help("output tokens"))
+    if turn and turn.others and turn.others.disturbs:
+        st.caption(f":material/speed: Meanwhile {plain(turn.others)}.")
     metrics = server_metrics(endpoint)
     st.html(_memory_html(turn, endpoint, metrics))
     gaps = turn.gaps_ms if turn else ()
@@ -127,22 +129,25 @@ def numbers(snapshot: ChatSnapshot, endpoint: Endpoint | None) -> None:
         )
     if turn and turn.trace:
         server_side(turn.trace)
-    if turn and turn.others and turn.others.disturbs:
-        st.caption(f":material/speed: {plain(f'While this was answered, {turn.others}.')} Its numbers could be better.")
 
 
-def saved(state: SaveState) -> None:
-    """Where the conversation is kept, or why it isn't."""
-    if state.error is not None:
-        remedy = f" {plain(state.error.remedy)}" if state.error.remedy else ""
-        st.warning(
-            f"The newest turns aren't saved yet. {plain(state.error.cause)}{remedy} The next turn tries again.",
-            icon=":material/save:",
-        )
-    if state.run_id is not None:
-        st.page_link(
-            "pages/runs.py", label="Open the saved run", icon=":material/history:", query_params={"run": state.run_id}
-        )
+def not_saved(error: LabError) -> None:
+    """The store failed: what is on screen isn't in a run yet."""
+    remedy = f" {plain(error.remedy)}" if error.remedy else ""
+    st.warning(
+        f"The newest turns aren't saved. {plain(error.cause)}{remedy} The next turn saves them too.",
+        icon=":material/save:",
+    )
+
+
+def saved_link(run_id: str) -> None:
+    st.page_link(
+        "pages/runs.py",
+        label="Saved",
+        icon=":material/history:",
+        query_params={"run": run_id},
+        help="Open this conversation as a run, with the numbers of every turn.",
+    )
 
 
 def _help(name: str) -> str:

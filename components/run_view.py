@@ -15,6 +15,7 @@ from engine.store import Run, RunSummary, run_to_json, runs_to_csv
 
 STATUS_WORDS = chat_run.STATUS_WORDS | {"cancelled": "Cancelled"}
 KIND_WORDS = {"compare": "Comparisons", "chat": "Chats"}
+RESULT_WIDTH_PX, MACHINE_WIDTH_PX = 210, 200
 ALL, OPEN, OPEN_LABEL = "All", "open", ":material/open_in_new: Open"
 
 
@@ -30,16 +31,19 @@ def overview(services: LabServices) -> None:
             st.page_link("pages/compare.py", label="Measure HF against vLLM", icon=":material/play_arrow:")
             st.page_link("pages/chat.py", label="Chat", icon=":material/forum:")
         return
-    _table(_of_chosen_kind(runs))
-    st.download_button(
-        "Download all as CSV",
-        lambda: runs_to_csv(services.store.list(limit=None)).encode(),
-        "vllm-lab-runs.csv",
-        "text/csv",
-        icon=":material/download:",
-        key="runs_csv",
-        on_click="ignore",
-    )
+    shown = _of_chosen_kind(runs)
+    _table(shown)
+    with st.container(horizontal=True):
+        _find(shown)
+        st.download_button(
+            "Download all as CSV",
+            lambda: runs_to_csv(services.store.list(limit=None)).encode(),
+            "vllm-lab-runs.csv",
+            "text/csv",
+            icon=":material/download:",
+            key="runs_csv",
+            on_click="ignore",
+        )
 
 
 def _of_chosen_kind(runs: Sequence[RunSummary]) -> Sequence[RunSummary]:
@@ -67,9 +71,11 @@ def _table(runs: Sequence[RunSummary]) -> None:
         {OPEN: [OPEN_LABEL] * len(rows)} | {name: [row[name] for row in rows] for name in rows[0]},
         hide_index=True,
         column_config={
+            "Result": st.column_config.Column(width=RESULT_WIDTH_PX),
+            "Machine": st.column_config.Column(width=MACHINE_WIDTH_PX),
             OPEN: st.column_config.ButtonColumn(
                 "", width="small", type="tertiary", on_click=_open_clicked, key="runs_open"
-            )
+            ),
         },
         row_height=42,
         key="runs_table",
@@ -77,8 +83,29 @@ def _table(runs: Sequence[RunSummary]) -> None:
     )
 
 
+def _find(runs: Sequence[RunSummary]) -> None:
+    """The way in without a mouse: buttons inside a table can't be pressed with the keyboard."""
+    names = {run.id: f"{run.title} · {moment(run.created_at)}" for run in runs}
+    st.selectbox(
+        "Find a run",
+        list(names),
+        index=None,
+        format_func=lambda run_id: names.get(run_id, run_id),
+        placeholder="Find a run by name or date",
+        on_change=_open_found,
+        key="runs_find",
+        label_visibility="collapsed",
+        width=420,
+    )
+
+
 def _open_clicked() -> None:
     st.query_params["run"] = st.session_state["runs_drawn"][st.session_state["runs_open"].row]
+
+
+def _open_found() -> None:
+    if found := st.session_state["runs_find"]:
+        st.query_params["run"] = found
 
 
 def overview_row(run: RunSummary) -> dict[str, str]:

@@ -42,8 +42,6 @@ def panel(streaming: bool) -> None:
     now = session.snapshot()
     if now.streaming == streaming:  # the conversation's fragment redraws the page when it ends
         chat_view.numbers(now, endpoint)
-        if not streaming:
-            chat_view.saved(now.saved)
 
 
 def notice() -> None:
@@ -66,11 +64,16 @@ with left:
         if st.button("New chat", icon=":material/add_comment:", key="chat_clear", disabled=not snapshot.turns):
             session.clear()
             st.rerun()
-        if st.button("Stop", icon=":material/stop_circle:", key="chat_stop", disabled=not snapshot.streaming):
+        if snapshot.saved.run_id and not snapshot.streaming:
+            chat_view.saved_link(snapshot.saved.run_id)
+        elif st.button("Stop", icon=":material/stop_circle:", key="chat_stop", disabled=not snapshot.streaming):
             session.stop()
     if endpoint is None or measuring:
         with st.container(key="chat_notice"):
             notice()
+    if snapshot.saved.error is not None:
+        with st.container(key="chat_not_saved"):
+            chat_view.not_saved(snapshot.saved.error)
     st.fragment(conversation, run_every=every)(drawn)
     text = st.chat_input(
         "Message to the model" if endpoint else "Start the server first",

@@ -198,7 +198,7 @@ def _title(exchanges: Sequence[Exchange], ttft_ms: float | None) -> str:
     count, done = len(exchanges), sum(exchange.done for exchange in exchanges)
     answers = f"{count} answer{'s' if count > 1 else ''}"
     if done < count:
-        answers = f"{done} of {answers} finished"
+        answers = f"{done} of {answers}"
     return f"Chat: {answers}" + (f", TTFT {_milliseconds(ttft_ms)}" if ttft_ms is not None else "")
 
 

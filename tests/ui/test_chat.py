@@ -220,13 +220,13 @@ def test_any_text_may_be_the_conversation_in_the_address(open_page: OpenPage, na
 def test_a_saved_conversation_leads_to_its_run(open_page: OpenPage) -> None:
     _, at = opened(open_page, replace(fakes.CHAT_DONE, saved=SaveState("20261201-064000-abcdef")))
     assert not at.exception and not at.warning
-    (link,) = [link for link in at.page_link if link.label == "Open the saved run"]
+    (link,) = [link for link in at.page_link if link.label == "Saved"]
     assert "20261201-064000-abcdef" in str(link.proto)
 
 
 def test_an_unsaved_conversation_leads_nowhere(open_page: OpenPage) -> None:
     _, at = opened(open_page, fakes.CHAT_DONE)
-    assert "Open the saved run" not in links(at)
+    assert "Saved" not in links(at)
 
 
 def test_a_store_that_fails_is_a_notice_beside_the_answer(open_page: OpenPage) -> None:
@@ -234,8 +234,8 @@ def test_a_store_that_fails_is_a_notice_beside_the_answer(open_page: OpenPage) -
     _, at = opened(open_page, replace(fakes.CHAT_DONE, saved=failed))
     assert not at.exception
     assert fakes.ANSWER.text in [text.value for text in at.text]
-    for words in ("aren't saved yet", "No room on the disk.", "Free some space."):
-        assert words in part(at, "chat_numbers")
+    for words in ("aren't saved", "No room on the disk.", "Free some space."):
+        assert words in part(at, "chat_not_saved")
     assert_no_live_markup(at)
 
 

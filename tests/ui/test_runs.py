@@ -86,6 +86,17 @@ def test_one_click_opens_a_run_under_its_own_address(open_page: OpenPage) -> Non
     assert titles(at) == ["Older one"]
 
 
+def test_a_run_can_be_found_and_opened_without_a_mouse(open_page: OpenPage) -> None:
+    _, at = opened(open_page, FIRST, SECOND)
+    found = at.selectbox(key="runs_find")
+    assert found.value is None
+    assert found.options == [f"{run.title} · 1 Dec 2026, 06:40 UTC" for run in (FIRST, SECOND)]
+    found.select_index(1).run()
+    assert not at.exception
+    assert at.query_params["run"] == SECOND.id
+    assert titles(at) == ["Older one"]
+
+
 def test_a_click_opens_the_run_that_was_drawn_there(open_page: OpenPage) -> None:
     lab, at = opened(open_page, FIRST, SECOND)
     lab.store.runs.insert(0, fakes.saved_run("20261201-070000-cccccc", title="Newer one"))

@@ -122,7 +122,7 @@ def test_medians_are_over_finished_answers_and_the_others_are_counted(
     assert results["ttft_median_ms"] == results["turns"][0]["ttft_ms"]
     assert results["turns"][1]["ttft_ms"] > 290
     assert (results["answers"], results["answers_finished"]) == (2, 1)
-    assert only_run(store).title.startswith("Chat: 1 of 2 answers finished, TTFT ")
+    assert only_run(store).title.startswith("Chat: 1 of 2 answers, TTFT ")
 
 
 ERROR = event({"error": {"message": "EngineCore encountered an issue.", "code": 500}})
@@ -144,7 +144,7 @@ def test_an_answer_that_fails_is_saved_with_its_reason(
     (turn,) = run.results["turns"]
     assert (run.status, turn["status"], turn["assistant"]) == (status, status, text)
     assert error in turn["error"]
-    assert run.title == "Chat: 0 of 1 answer finished"
+    assert run.title == "Chat: 0 of 1 answer"
     assert run.results["ttft_median_ms"] is None
 
 

@@ -19,6 +19,7 @@ page = st.navigation(
         ],
         "KV cache": [
             st.Page("pages/paged.py", title="Contiguous vs paged", icon=":material/grid_view:", url_path="paged"),
+            st.Page("pages/capacity.py", title="How many fit?", icon=":material/groups:", url_path="capacity"),
             st.Page("pages/paper.py", title="The paper's figure", icon=":material/menu_book:", url_path="paper"),
             st.Page("pages/live_blocks.py", title="Live blocks", icon=":material/account_tree:", url_path="blocks"),
         ],

@@ -16,6 +16,7 @@ from engine.kv.facts import ModelFacts, Weights, find_facts
 from engine.kv.fit import Fit, Question, ask, cli_command, formula, serve_command
 from engine.kv.shape import ModelShape
 
+AS_GIVEN = "as given"
 SIZES = ("layers", "kv_heads", "head_size")
 
 
@@ -43,7 +44,7 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> Answer:
     card = _card(arguments, settings)
     weights = facts.weights if facts else Weights(None, "not known: give it")
     if arguments.weights_gib is not None:
-        weights = Weights(_bytes("weights_gib", arguments.weights_gib), "as given", estimated=False)
+        weights = Weights(_bytes("weights_gib", arguments.weights_gib), AS_GIVEN, estimated=False)
     prompt, output = _typical(arguments, shape)
     question = Question(
         shape=shape,
@@ -148,7 +149,7 @@ def _answer(facts: ModelFacts | None, question: Question, fit: Fit, weights: Wei
         "output_tokens": question.output_tokens,
         "paged_users": fit.paged_users,
         "contiguous_users": fit.contiguous_users,
-        "command": cli_command(question, model, fit.card),
+        "command": cli_command(question, model, fit.card, weights_given=weights.words == AS_GIVEN),
         "serve_command": serve_command(question, model, fit.card),
     }
 

@@ -157,8 +157,11 @@ def _bytes(count: int) -> str:
     return "1 byte" if count == 1 else f"{count} bytes"
 
 
-def cli_command(question: Question, model: str | None, card: Card | None) -> str:
-    """The same question from a terminal; ``model`` is None for sizes that were typed."""
+def cli_command(question: Question, model: str | None, card: Card | None, *, weights_given: bool = False) -> str:
+    """The same question from a terminal; ``model`` is None for sizes that were typed.
+
+    ``weights_given``: their size is somebody's own, not what the model says.
+    """
     shape, setup = question.shape, _setup(question, card)
     words = ["python", "-m", "engine", "capacity"]
     if model is not None:
@@ -173,7 +176,8 @@ def cli_command(question: Question, model: str | None, card: Card | None) -> str
     if question.kv_memory_bytes is None and card is not None and not card.is_cpu:
         words += ["--gpu-memory-utilization", f"{question.gpu_memory_utilization:g}"]
         words += ["--reserve-gib", f"{question.reserve_bytes / GIB:g}"]
-        words += ["--weights-gib", f"{question.weights_bytes / GIB:.6g}"] if question.weights_bytes is not None else []
+        if question.weights_bytes is not None and (weights_given or model is None):
+            words += ["--weights-gib", f"{question.weights_bytes / GIB:.4f}"]
     words += ["--max-model-len", str(setup.max_model_len), "--block-size", str(setup.block_size)]
     words += ["--prompt-tokens", str(question.prompt_tokens), "--output-tokens", str(question.output_tokens)]
     words += ["--kv-dtype", question.kv_dtype] if question.kv_dtype != AUTO else []

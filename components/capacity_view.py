@@ -1,0 +1,166 @@
+"""The answer of “How many fit?”: users, the numbers they come from, and every card beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from components import html, palette
+from components.capacity_figures import Users, users_alt, users_figure
+from components.capacity_form import Subject
+from components.format import UNKNOWN, number, plain, ratio
+from engine.kv.fit import Fit, Question, cli_command, formula, serve_command
+
+GIB = 1024**3
+PAGED, CONTIGUOUS = "Paged", "Contiguous"
+HELP = {
+    "token": "What all layers keep of one token, on one device. Exact: from the model's config.json.",
+    "block": "What vLLM hands out at a time: so many tokens, in every layer of a group. Exact.",
+    "blocks": "The KV cache's memory divided by the size of a block; one of them, the null block, holds nothing.",
+    "tokens": "vLLM says this at its start: “KV cache size”.",
+    "concurrency": "vLLM says this at its start: how many requests of the full length fit.",
+    "memory": "What the KV cache gets, on one device.",
+}
+
+
+def answer(fit: Fit, question: Question, subject: Subject) -> None:
+    """The one number, or why there is none."""
+    if fit.refused:
+        st.warning(plain(fit.refused), icon=":material/block:")
+    elif fit.capacity is None:
+        st.info("How much memory the weights take is not known: give it under Assumptions.", icon=":material/help:")
+    elif fit.budget is not None and not fit.budget.fits:
+        st.warning(plain(_too_large(fit)), icon=":material/memory_alt:")
+    else:
+        _hero(fit, question)
+
+
+def _hero(fit: Fit, question: Question) -> None:
+    length = fit.plan.setup.max_model_len
+    claim = f"users of {question.tokens_each:,} tokens fit at once, paged"
+    if fit.ratio is not None:
+        claim += f": {ratio(fit.ratio)} as many as contiguous"
+    rows = (
+        (PAGED, fit.paged_users, f"{number(fit.paged_users)} · whole blocks", palette.PAGED),
+        (CONTIGUOUS, fit.contiguous_users, f"{number(fit.contiguous_users)} · {length:,} each", palette.NEUTRAL),
+    )
+    html.hero(number(fit.paged_users), claim, _note(fit), palette.PAGED, rows)
+
+
+def _note(fit: Fit) -> str:
+    if fit.budget is None:
+        return f"KV cache: {fit.memory_source}. Nothing shared, every user at full length."
+    return "Estimated: the card is not measured here. Nothing shared, every user at full length."
+
+
+def _too_large(fit: Fit) -> str:
+    assert fit.budget is not None and fit.card is not None
+    weights, reserve, share = (
+        f"{size / GIB:.1f} GiB" for size in (fit.budget.weights, fit.budget.reserve, fit.budget.requested)
+    )
+    return (
+        f"Nobody fits: weights ({weights}) and workspace ({reserve}) leave nothing of the {share} that vLLM may take "
+        f"of one {fit.card.name}. Take a larger GPU, more of them, or a smaller model."
+    )
+
+
+def numbers(fit: Fit) -> None:
+    """What the answer comes from, each number with its meaning on hover."""
+    found, plan = fit.capacity, fit.plan
+    columns = st.columns(5, gap="small")
+    columns[0].metric("KV cache per token", _bytes(plan.kv_bytes_per_token), help=HELP["token"])
+    columns[1].metric(
+        f"Block of {plan.setup.block_size} tokens", _bytes(plan.block_bytes), help=HELP["block"] + _groups(fit)
+    )
+    memory = UNKNOWN if found is None else f"{found.memory_bytes / GIB:,.1f} GiB"
+    columns[2].metric("KV cache", memory, help=HELP["memory"])
+    columns[3].metric("Tokens", number(found.tokens if found else None), help=HELP["tokens"] + _blocks(fit))
+    concurrency = UNKNOWN if found is None else f"{number(found.max_concurrency, 2)}×"
+    columns[4].metric("Maximum concurrency", concurrency, help=HELP["concurrency"])
+    st.caption(f"{plan.shape.kind}: {plain(formula(plan))}")
+    if found is not None and not found.starts and fit.paged_users is not None:
+        longest = f"{found.longest_len:,} would" if found.longest_len else "no length would"
+        st.warning(
+            f"vLLM would not start: one request of {plan.setup.max_model_len:,} tokens does not fit, {longest}.",
+            icon=":material/warning:",
+        )
+    elif fit.paged_users is not None and fit.paged_users > fit.max_num_seqs:
+        st.caption(
+            f"vLLM runs {fit.max_num_seqs:,} requests at once here by default; the rest wait. "
+            "`--max-num-seqs` raises that."
+        )
+
+
+def _groups(fit: Fit) -> str:
+    groups = fit.plan.groups
+    if len(groups) == 1:
+        return ""
+    return f" {len(groups)} groups of layers, with and without a sliding window, share the blocks."
+
+
+def _blocks(fit: Fit) -> str:
+    return f" {fit.capacity.num_blocks:,} blocks. {HELP['blocks']}" if fit.capacity else ""
+
+
+def _bytes(size: int) -> str:
+    """Bytes as memory is counted: KiB and MiB."""
+    if size >= 1024**2:
+        return f"{size / 1024**2:,.4g} MiB"
+    return f"{size / 1024:,.4g} KiB" if size >= 1024 else f"{size} B"
+
+
+def every_card(fits: Sequence[Fit], chosen: str) -> None:
+    """Users on each card, as a chart and as the numbers behind it."""
+    users = [
+        Users(fit.card.name, fit.paged_users, fit.contiguous_users, fit.card.key == chosen) for fit in fits if fit.card
+    ]
+    st.plotly_chart(users_figure(users), key="capacity_users", config={"displayModeBar": False}, alt=users_alt(users))
+    html.table(
+        ("One GPU", "vLLM's share", "Weights", "Workspace", "KV cache", "Blocks", PAGED, CONTIGUOUS),
+        [(fit.card.name, *_cells(fit)) for fit in fits if fit.card],
+    )
+
+
+def _cells(fit: Fit) -> tuple[str, ...]:
+    left, found = fit.budget, fit.capacity
+    sizes = (left.requested, left.weights, left.reserve) if left else (None, None, None)
+    memory = found.memory_bytes if found else None
+    return (
+        *(UNKNOWN if size is None else f"{size / GIB:,.1f} GiB" for size in (*sizes, memory)),
+        number(found.num_blocks if found else None),
+        number(fit.paged_users),
+        number(fit.contiguous_users),
+    )
+
+
+RULES = """
+**Exact**, by vLLM 0.32's own arithmetic and tested against its classes and its start-up log:
+- Bytes per token and per block, from the model's config.
+- Blocks, tokens and maximum concurrency for a KV cache of a given memory.
+
+**Estimated**
+- The memory left for the KV cache on a GPU that is not here: its total as `nvidia-smi` shows it, times
+  `gpu_memory_utilization`, less the weights ({weights}) and less a workspace that you choose.
+
+**How users are counted**
+- Paged: every user holds whole blocks for prompt and answer, at their full length. One block, the null block, holds
+  nothing. Prompts that are shared would make room for more.
+- Contiguous: every user reserves the longest request in one piece; a layer with a sliding window reserves its window.
+  No gaps between pieces are counted, so this is the best that contiguous memory can do.
+"""
+
+
+def rules(subject: Subject) -> None:
+    with st.expander("What is exact, what is estimated", icon=":material/rule:"):
+        st.markdown(RULES.format(weights=plain(subject.weights.words)))
+        st.caption(f"Config: {plain(subject.origin)}.")
+
+
+def show_commands(question: Question, subject: Subject, fit: Fit) -> None:
+    with st.expander("Show the command", icon=":material/terminal:"):
+        own = question.weights_bytes != subject.weights.total_bytes
+        st.code(cli_command(question, subject.model, fit.card, weights_given=own), language="bash", wrap_lines=True)
+        st.caption("The same answer in a terminal. Add `--json` for all of its numbers.")
+        st.code(serve_command(question, subject.model, fit.card), language="bash", wrap_lines=True)
+        st.caption("The server it is about. Its log says “KV cache size” and “Maximum concurrency”: compare.")

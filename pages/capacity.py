@@ -1,0 +1,38 @@
+"""How many fit?: users on a card, paged against contiguous. Arithmetic, with its assumptions in the open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import streamlit as st
+
+from components import capacity_form, capacity_view, errors
+from components.services import lab
+from engine.environment import detect_hardware
+from engine.kv.cards import CARDS
+from engine.kv.fit import ask
+
+services = lab()
+
+with st.container(horizontal=True, vertical_alignment="center", key="capacity_head"):
+    st.title("How many fit?", anchor=False)
+    st.badge("Calculator", icon=":material/calculate:", color="violet")
+    st.space("stretch")
+    popover = st.popover("Assumptions", icon=":material/tune:", key="capacity_assumptions")
+
+with errors.shown():
+    card = capacity_form.choose_card(detect_hardware(services.settings))
+    subject = capacity_form.choose_model(services.settings)
+    question = capacity_form.lengths(subject.shape)
+    with popover:
+        question = capacity_form.assumptions(question, subject, card)
+        given = capacity_form.kv_memory(card) if card.is_cpu else None
+    chosen = replace(question, kv_memory_bytes=given)
+    fit = ask(chosen, card)
+    with st.container(border=True, key="capacity_answer"):
+        capacity_view.answer(fit, chosen, subject)
+        capacity_view.numbers(fit)
+    st.subheader("On every card", anchor=False)
+    capacity_view.every_card([ask(replace(question, block_size=None), other) for other in CARDS], card.key)
+    capacity_view.rules(subject)
+    capacity_view.show_commands(chosen, subject, fit)

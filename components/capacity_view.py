@@ -11,6 +11,7 @@ from components.capacity_figures import Users, users_alt, users_figure
 from components.capacity_form import Subject
 from components.format import UNKNOWN, number, plain, ratio
 from engine.kv.fit import Fit, Question, cli_command, formula, serve_command
+from engine.kv.proof import Proof
 
 GIB = 1024**3
 PAGED, CONTIGUOUS = "Paged", "Contiguous"
@@ -132,6 +133,20 @@ def _cells(fit: Fit) -> tuple[str, ...]:
         number(fit.paged_users),
         number(fit.contiguous_users),
     )
+
+
+def proof(found: Proof) -> None:
+    """What the running server says, and what this page reckons from its blocks."""
+    said, mine, setup = found.reported, found.reckoned, found.plan.setup
+    text = (
+        f"The running server ({plain(found.model)}, {setup.max_model_len:,} tokens, {number(said.num_blocks)} blocks "
+        f"of {setup.block_size}) reports {number(said.tokens)} tokens and {number(said.max_concurrency, 2)}×. "
+        f"Reckoned here from its blocks: {mine.tokens:,} and {mine.max_concurrency:,.2f}×."
+    )
+    if found.agrees:
+        st.caption(f":material/check_circle: {text}")
+    else:
+        st.warning(text, icon=":material/warning:")
 
 
 RULES = """

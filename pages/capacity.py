@@ -11,6 +11,7 @@ from components.services import lab
 from engine.environment import detect_hardware
 from engine.kv.cards import CARDS
 from engine.kv.fit import ask
+from engine.kv.proof import against_server
 
 services = lab()
 
@@ -32,6 +33,8 @@ with errors.shown():
     with st.container(border=True, key="capacity_answer"):
         capacity_view.answer(fit, chosen, subject)
         capacity_view.numbers(fit)
+    if found := against_server(services.supervisor.snapshot()):
+        capacity_view.proof(found)
     st.subheader("On every card", anchor=False)
     capacity_view.every_card([ask(replace(question, block_size=None), other) for other in CARDS], card.key)
     capacity_view.rules(subject)

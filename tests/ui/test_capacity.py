@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from components.capacity_figures import Users, users_alt, users_figure
 from components.capacity_form import BY_HAND
 from engine.cli import main
 from engine.environment import GIB
+from engine.server.state import KvCapacity
 from tests.ui import fakes
 from tests.ui.conftest import OpenPage
 from tests.ui.page import HOSTILE, assert_no_live_markup, errors, keys, metrics, part, said, table, titles
@@ -179,6 +181,30 @@ def test_what_can_not_be_is_said_with_a_remedy(open_page: OpenPage, query: dict[
     at = opened(open_page, **query)
     assert any(cause in error for error in errors(at))
     assert_no_live_markup(at)
+
+
+@pytest.mark.parametrize(("tokens", "agrees"), [(93_184, True), (93_185, False)])
+def test_the_running_server_is_held_against_the_arithmetic(
+    open_page: OpenPage, tmp_path: Path, tokens: int, agrees: bool
+) -> None:
+    place = Path(folder(tmp_path, "smollm2-135m"))
+    reported = KvCapacity(tokens=tokens, block_size=128, num_blocks=728, max_concurrency=45.5)
+    endpoint = replace(fakes.ENDPOINT, max_model_len=2048)
+    source = replace(fakes.SOURCE, path=place)
+    server = replace(fakes.READY, capacity=reported, endpoint=endpoint, source=source)
+    at = open_page(fakes.make_lab(server), "capacity")
+    assert not at.exception
+    words = said(at)
+    assert f"728 blocks of 128) reports {tokens:,} tokens and 45.50×" in words
+    assert "Reckoned here from its blocks: 93,184 and 45.50×." in words
+    assert bool(at.warning) is not agrees
+
+
+def test_a_server_of_which_too_little_is_known_is_left_out(open_page: OpenPage) -> None:
+    for server in (fakes.STOPPED, fakes.ATTACHED, replace(fakes.READY, capacity=KvCapacity())):
+        at = open_page(fakes.make_lab(server), "capacity")
+        assert not at.exception
+        assert "The running server" not in said(at)
 
 
 def test_names_from_outside_are_text(open_page: OpenPage, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import streamlit as st
@@ -85,19 +86,23 @@ def _by_hand() -> Subject:
     return Subject(None, ModelShape(int(layers), int(heads), int(size)), weights, "sizes by hand")
 
 
-def choose_card(hardware: Hardware) -> Card:
-    mine = this_machine(hardware)
-    cards = {card.key: card for card in (*CARDS, *([mine] if mine else []))}
+def choose_card(cards: Sequence[Card]) -> Card:
     chosen = st.segmented_control(
         "GPU",
-        list(cards),
+        [card.key for card in cards],
         format_func=CARD_NAMES.__getitem__,
         default=DEFAULT_CARD,
         required=True,
         key="capacity_card",
         bind="query-params",
     )
-    return cards[chosen or DEFAULT_CARD]
+    return next(card for card in cards if card.key == (chosen or DEFAULT_CARD))
+
+
+def cards_with(hardware: Hardware) -> list[Card]:
+    """The known ones and this machine."""
+    mine = this_machine(hardware)
+    return [*CARDS, *([mine] if mine else [])]
 
 
 def lengths(shape: ModelShape) -> Question:

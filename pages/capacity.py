@@ -9,11 +9,17 @@ import streamlit as st
 from components import capacity_form, capacity_view, errors
 from components.services import lab
 from engine.environment import detect_hardware
-from engine.kv.cards import CARDS
-from engine.kv.fit import ask
+from engine.kv.cards import Card
+from engine.kv.fit import Fit, ask
 from engine.kv.proof import against_server
 
 services = lab()
+
+
+def on_another(other: Card) -> Fit:
+    """The same question; a block size is chosen for GPUs or for CPUs."""
+    return ask(question if other.is_cpu == card.is_cpu else replace(question, block_size=None), other)
+
 
 with st.container(horizontal=True, vertical_alignment="center", key="capacity_head"):
     st.title("How many fit?", anchor=False)
@@ -22,7 +28,8 @@ with st.container(horizontal=True, vertical_alignment="center", key="capacity_he
     popover = st.popover("Assumptions", icon=":material/tune:", key="capacity_assumptions")
 
 with errors.shown():
-    card = capacity_form.choose_card(detect_hardware(services.settings))
+    cards = capacity_form.cards_with(detect_hardware(services.settings))
+    card = capacity_form.choose_card(cards)
     subject = capacity_form.choose_model(services.settings)
     question = capacity_form.lengths(subject.shape)
     with popover:
@@ -36,6 +43,6 @@ with errors.shown():
     if found := against_server(services.supervisor.snapshot()):
         capacity_view.proof(found)
     st.subheader("On every card", anchor=False)
-    capacity_view.every_card([ask(replace(question, block_size=None), other) for other in CARDS], card.key)
+    capacity_view.every_card([fit if other is card else on_another(other) for other in cards], card.key)
     capacity_view.rules(subject)
     capacity_view.show_commands(chosen, subject, fit)

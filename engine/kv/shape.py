@@ -110,8 +110,11 @@ class ModelShape:
         """The attention's name in the field."""
         if self.latent:
             return "multi-head latent attention (MLA)"
-        heads = "multi-query" if self.kv_heads == 1 else "grouped-query"
-        return "multi-head attention" if self.query_heads in (None, self.kv_heads) else f"{heads} attention"
+        if self.kv_heads == 1:
+            return "multi-query attention"
+        if self.query_heads is None:
+            return "attention"
+        return "multi-head attention" if self.query_heads == self.kv_heads else "grouped-query attention"
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], dtype_bytes: int = 2) -> Self:

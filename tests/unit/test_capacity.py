@@ -160,6 +160,10 @@ def test_the_attention_has_its_name(name: str, kind: str) -> None:
     assert ModelShape.from_config_file(CONFIGS[name]).kind == kind
 
 
+def test_the_kind_of_sizes_by_hand_is_not_guessed() -> None:
+    assert (ModelShape(2, 8, 64).kind, ModelShape(2, 1, 64).kind) == ("attention", "multi-query attention")
+
+
 @pytest.mark.parametrize(
     ("config", "longest"),
     [

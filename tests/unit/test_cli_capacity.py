@@ -11,7 +11,7 @@ import pytest
 
 from engine.cli import main
 from engine.kv import facts
-from engine.kv.cards import CARDS, budget
+from engine.kv.cards import CARDS, RESERVE_GIB, UTILIZATION, budget
 from engine.kv.facts import parameters
 from engine.kv.shape import read_config
 
@@ -282,3 +282,12 @@ def test_the_batch_defaults_are_those_of_vllms_server() -> None:
     defaults = {card.key: card.batch_defaults for card in CARDS}
     assert defaults["t4"] == defaults["l4"] == defaults["a100-40"] == defaults["a100-80"] == (2048, 256)
     assert defaults["h100"] == defaults["h200"] == (8192, 1024)
+
+
+def test_the_estimate_for_the_h200_that_was_measured_once_is_near_and_not_above() -> None:
+    """tests/fixtures/logs/starts/start_default.log: "Available KV cache memory: 127.81 GiB"."""
+    h200 = next(card for card in CARDS if card.key == "h200")
+    left = budget(h200.memory_bytes, UTILIZATION, 269_060_552, int(RESERVE_GIB * GIB))
+    assert f"{left.kv / GIB:.1f}" == "126.9"
+    log = (CONFIGS.parent / "logs/starts/start_default.log").read_text()
+    assert "Available KV cache memory: 127.81 GiB" in log

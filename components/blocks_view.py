@@ -102,7 +102,7 @@ def _line_html(line: Line, now_s: float) -> str:
 
 def _happened(line: Line) -> str:
     blocks = counted(line.blocks, "block", "blocks")
-    who = _chip(line.mark) if line.mark else "A request"
+    who = _chip(line.mark) if line.mark else "Others"
     return {
         What.STORED: f"{who} stored {blocks}",
         What.FOUND: f"{who} <b>found {blocks}</b> in the cache",

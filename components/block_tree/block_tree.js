@@ -22,7 +22,7 @@ function spoken(cell) {
   return place + ', ' + cell.tokens + ' tokens, ' + users + copies + ': ' + (cell.words ?? 'words not known');
 }
 function fill(box, cell, row) {
-  const shape = ['cell', cell.hidden ? 'hidden' : '', cell.orphan ? 'orphan' : '', cell.marks.length ? 'marked' : '', cell.marks.length > 1 ? 'shared' : ''];
+  const shape = ['cell', cell.hidden ? 'hidden' : '', cell.orphan ? 'orphan' : '', cell.marks.length ? 'marked' : '', cell.marks.length > 1 ? 'shared' : '', cell.rows > 1 ? 'tall' : ''];
   const isNew = box.classList.contains('new');
   box.className = shape.filter(Boolean).join(' ') + (isNew ? ' new' : '');
   box.style.gridArea = `${cell.row} / ${cell.column} / span ${cell.rows} / span 1`;
@@ -36,11 +36,11 @@ function fill(box, cell, row) {
   const head = element('div', 'head');
   cell.marks.forEach((m) => { const mark = element('div', 'mark', m.label); mark.style.background = m.colour; mark.title = m.title; head.append(mark); });
   const where = cell.orphan ? 'beginning gone' : cell.number ? 'block ' + cell.number : '';
-  const number = element('div', 'number', where + (cell.copies > 1 ? ' ×' + cell.copies : ''));
+  const number = element('div', 'number', where + (cell.copies > 1 ? ' · ' + cell.copies + ' copies' : ''));
   const height = cell.rows * row + (cell.rows - 1) * GAP_REM - HEAD_REM;
   words.style.webkitLineClamp = String(Math.max(2, Math.floor(height / LINE_REM)));
-  if (cell.marks.length > 1) box.replaceChildren(head, words, number);
-  else { head.append(number); box.replaceChildren(head, words); }
+  box.replaceChildren(head, words);
+  (cell.rows > 1 ? box : head).append(number);
 }
 function drawTree(parts, data) {
   const row = rowRem(Math.max(0, ...data.cells.map((cell) => cell.row + cell.rows - 1)));

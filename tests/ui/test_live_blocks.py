@@ -61,9 +61,9 @@ def shared_cache(words: str = "You are a guide.", **changes: Any) -> tuple[Cache
         map=block_map(tree, marks),
         marks=marks.all(),
         lines=(
-            Line(1, 1000.0, What.STORED, 2),
-            Line(2, 1001.0, What.FOUND, 2, made[0]),
-            Line(3, 1002.0, What.REMOVED, 1),
+            Line(1000.0, What.STORED, 2),
+            Line(1001.0, What.FOUND, 2, made[0]),
+            Line(1002.0, What.REMOVED, 1),
         ),
     )
     return replace(cache, **changes), marks.all()

@@ -13,7 +13,7 @@ from engine.config import ServerConfig
 from engine.errors import AlreadyRunning, ConfigError, LabError
 from engine.kv.live import watch
 from engine.kv.live.chains import Segment
-from engine.kv.live.follow import CACHING_OFF, NO_SERVER, TOO_OLD, Cache, LiveBlocks, What
+from engine.kv.live.follow import CACHING_OFF, NO_SERVER, TOO_OLD, Cache, Line, LiveBlocks, What
 from engine.kv.live.sharing import QUESTIONS, SYSTEM, State
 from engine.kv.live.watch import BlockWatch
 from engine.kv.live.words import WordBook
@@ -139,14 +139,29 @@ def test_what_happens_is_told_line_by_line(live: LiveBlocks) -> None:
         eventually(lambda: cache_of(live).cleared)
     lines = cache_of(live).lines
     (mark,) = cache_of(live).marks
-    assert [(line.unix_s, line.what, line.blocks, line.mark) for line in lines] == [
-        (1.0, What.STORED, 2, None),
-        (2.0, What.FOUND, 2, mark),
-        (2.0, What.STORED, 1, mark),
-        (3.0, What.REMOVED, 2, None),  # vLLM sends one event for each
-        (4.0, What.CLEARED, 0, None),
-    ]
-    assert [line.number for line in lines] == [1, 2, 3, 4, 5]
+    assert lines == (
+        Line(1.0, What.STORED, 2),
+        Line(2.0, What.FOUND, 2, mark),
+        Line(2.0, What.STORED, 1, mark),
+        Line(3.0, What.REMOVED, 2),  # vLLM sends one event for each
+        Line(4.0, What.CLEARED, 0),
+    )
+
+
+def test_an_answer_that_goes_on_is_one_line_and_what_others_do_one_a_second(live: LiveBlocks) -> None:
+    with Publisher(option_of(live)) as publisher:
+        session = live.chat_fields("Why?")["session_id"]
+        publisher.send(stored([1], session_id=session), unix_s=1.0)
+        publisher.send(stored([2]), unix_s=2.1)
+        publisher.send(stored([3]), unix_s=2.9)
+        publisher.send(stored([4]), unix_s=3.0)
+        publisher.send(stored([5, 6], 1, session_id=session), unix_s=9.0)
+        cache = wait_for_blocks(live, 6)
+    assert cache.lines == (
+        Line(2.9, What.STORED, 2),
+        Line(3.0, What.STORED, 1),
+        Line(9.0, What.STORED, 3, cache.marks[0]),
+    )
 
 
 def test_a_publisher_that_begins_again_empties_the_tree(live: LiveBlocks) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -38,17 +38,22 @@ class What(StrEnum):
 
 @dataclass(frozen=True)
 class Line:
-    """Something that happened: to how many blocks, by the server's clock, by which request of ours (None: another's).
+    """Something that happened: last when, by the server's clock, to how many blocks, by which request of ours.
 
-    ``number`` grows by one from line to line; ``first`` is the first of the blocks.
+    ``mark`` None: by others, or by nobody in particular. What goes on is one line: a request that stores its answer
+    block by block, and what others do within one second.
     """
 
-    number: int
     unix_s: float
     what: What
     blocks: int
     mark: Mark | None = None
-    first: Key | None = None
+
+    def continues(self, before: Line) -> bool:
+        """Whether both are the same going on."""
+        if (self.what, self.mark) != (before.what, before.mark):
+            return False
+        return self.mark is not None or int(self.unix_s) == int(before.unix_s)
 
 
 @dataclass(frozen=True)
@@ -170,23 +175,24 @@ class LiveBlocks:
         stored = self._tree.stored
         keys = self._tree.apply(event, batch.rank, batch.unix_s)
         if isinstance(event, AllBlocksCleared):
-            self._say(batch.unix_s, What.CLEARED, 0)
+            self._say(Line(batch.unix_s, What.CLEARED, 0))
         elif isinstance(event, BlockRemoved):
-            self._say(batch.unix_s, What.REMOVED, len(keys), first=keys[0] if keys else None)
+            self._say(Line(batch.unix_s, What.REMOVED, len(keys)))
         elif isinstance(event, BlockStored):
             self._block_size = event.block_size
             mark = self._marks.note(event.session, keys)
             what = What.STORED if self._tree.stored > stored else What.FOUND
-            self._say(batch.unix_s, what, len(keys), mark, keys[0] if keys else None)
+            self._say(Line(batch.unix_s, what, len(keys), mark))
 
     def _restarted(self, rank: int) -> None:
         with self._lock:
             self._tree.forget(rank)
-            self._say(0.0, What.RESTARTED, 0)
+            self._say(Line(0.0, What.RESTARTED, 0))
 
-    def _say(self, unix_s: float, what: What, blocks: int, mark: Mark | None = None, first: Key | None = None) -> None:
-        last = self._lines[-1] if self._lines else None
-        if last and what == What.REMOVED == last.what and last.unix_s == unix_s:  # one event per block
-            self._lines[-1] = Line(last.number, unix_s, what, last.blocks + blocks, None, last.first)
-            return
-        self._lines.append(Line(last.number + 1 if last else 1, unix_s, what, blocks, mark, first))
+    def _say(self, line: Line) -> None:
+        """The line that it continues moves to the end: a request of ours has at most one of a kind."""
+        earlier = next((old for old in reversed(self._lines) if line.continues(old)), None)
+        if earlier is not None:
+            self._lines.remove(earlier)
+            line = replace(line, blocks=earlier.blocks + line.blocks)
+        self._lines.append(line)

@@ -15,7 +15,7 @@ from engine.kv.live.marks import Mark
 from engine.metrics import RequestTrace
 
 logger = logging.getLogger(__name__)
-MAX_TOKENS = 48
+MAX_TOKENS = 64
 CLOSE_S = 5.0
 # With SmolLM2's chat template this is 132 tokens: one shared block of 128, four of 32 or eight of 16, and the block
 # after them begins with the question.

@@ -63,6 +63,12 @@ def four(shared: SharingSnapshot, marks: tuple[Mark, ...]) -> None:
         st.error(plain(str(failed.failure())), icon=":material/error:")
 
 
+def paused(now: BlocksSnapshot) -> None:
+    if now.server.reserved:
+        waits = "The numbers of /metrics and the words in new blocks wait until it is over."
+        st.info(f"{plain(now.server.reserved)} {waits}", icon=":material/timer:")
+
+
 def _doubts(cache: Cache) -> None:
     counts = cache.counts
     if counts.missed or counts.restarts:

@@ -23,6 +23,7 @@ def live() -> None:
     if now.cache is None:
         st.info(f"{plain(now.missing)} What is shown is from /metrics.", icon=":material/info:")
         return
+    blocks_view.paused(now)
     blocks_view.tree(now.cache)
     left, right = st.columns([2, 3], gap="large")
     with left:

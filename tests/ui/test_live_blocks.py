@@ -169,7 +169,7 @@ def test_the_four_requests_are_sent_and_refused_with_the_reason(open_page: OpenP
 def test_nothing_is_sent_while_something_is_measured(open_page: OpenPage) -> None:
     cache, _ = shared_cache()
     at = open_page(lab_with(replace(READY, reserved=fakes.MEASURING), cache), "live_blocks")
-    assert SEND not in labels(at)
+    assert SEND not in labels(at) and "wait until it is over" in said(at)
 
 
 def test_the_answers_show_what_each_request_found(open_page: OpenPage) -> None:

@@ -226,6 +226,12 @@ def test_nothing_is_asked_while_something_is_measured(live: LiveBlocks, watched:
     assert (now.metrics, fake.detokenized) == (None, [])
 
 
+def test_numbers_from_before_a_measurement_are_not_shown_as_now(live: LiveBlocks, watched: Watched) -> None:
+    eventually(lambda: watched.watch.look().metrics)
+    watched.server = replace(watched.server, reserved="A comparison is being measured.")
+    assert watched.watch.look().used_blocks is None
+
+
 def test_nobody_asks_when_nobody_looks(live: LiveBlocks, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "LOOK_LASTS_S", 0.05)
     watched.watch.look()

@@ -32,8 +32,9 @@ WORDS_AT_ONCE = 24
 class BlocksSnapshot:
     """The live cache at one moment.
 
-    ``cache`` is None where there are no events, and ``missing`` says why. ``metrics`` are the last that were read,
-    None before. ``used_blocks`` hold something for a running request, of ``total_blocks`` that can be used.
+    ``cache`` is None where there are no events, and ``missing`` says why. ``metrics`` are the last that were read, None
+    before and while something is measured. ``used_blocks`` hold something for a running request, of ``total_blocks``
+    that can be used.
     """
 
     server: ServerSnapshot
@@ -88,7 +89,7 @@ class BlockWatch:
             if server.ready and self._thread is None and not self._closing.is_set():
                 self._thread = threading.Thread(target=self._run, name="block-watch", daemon=True)
                 self._thread.start()
-            metrics = self._metrics
+            metrics = None if server.reserved else self._metrics  # what was read before is not true now
         cache = self._live.cache(self._words.get, CHAINS) if server.ready else None
         missing = "" if cache else ATTACHED if server.attached else self._live.missing
         return BlocksSnapshot(server, cache, missing, metrics, self._four.snapshot())

@@ -15,7 +15,7 @@ from engine.kv.presets import ALLOCATOR_TITLES, ANIMATIONS
 from engine.kv.recording import MOST_REQUESTS, MOST_SLOTS
 
 SHORT_TITLES = {
-    "lab": "Short and long",
+    "lab": "Mixed",
     "shared_prefix": "Shared prompt",
     "parallel": "Four answers",
     "tight": "Tight memory",

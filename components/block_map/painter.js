@@ -177,11 +177,14 @@ class Painter {
   frame(block) {
     const { on, scale, theme } = this, [left, top, width, height] = this.tiling.box(block);
     const bar = Math.max(1, Math.round(1.5 * scale)), gap = Math.round(2 * scale);
+    const chosen = this.selected === null || this.memory.holdersOf(block).some(([stay]) => this.memory.requestOf(stay) === this.selected);
+    on.globalAlpha = chosen ? 1 : 0.35;
     on.strokeStyle = theme.text; on.lineWidth = bar;
     on.strokeRect(left + gap + bar / 2, top + gap + bar / 2, width - gap - bar, height - gap - bar);
-    if (Math.min(width, height) < 18 * scale) return;
+    on.globalAlpha = 1;
+    if (!chosen || Math.min(width, height) < 16 * scale) return;
     const text = `×${this.memory.sharers[block]}`;
-    on.font = `700 ${Math.round(Math.min(0.42 * height, 0.4 * width, 16 * scale))}px sans-serif`;
+    on.font = `700 ${Math.round(Math.min(0.5 * height, (width - 3 * gap) / (0.62 * text.length), 16 * scale))}px sans-serif`;
     on.textAlign = 'center'; on.textBaseline = 'middle'; on.lineJoin = 'round';
     on.lineWidth = 3 * scale; on.strokeStyle = theme.panel; on.fillStyle = theme.text;
     on.strokeText(text, left + (width + gap) / 2, top + (height + gap) / 2); on.fillText(text, left + (width + gap) / 2, top + (height + gap) / 2);

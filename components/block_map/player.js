@@ -1,5 +1,5 @@
 // Time and the controls. Everything runs in the browser from one recording.
-const MAP_MAX_PX = 460, MAP_MIN_PX = 180, BELOW_PX = 12, NUMBERS_EVERY_MS = 110, WHOLE_RECORDING_S = 60;
+const MAP_MAX_PX = 640, MAP_MIN_PX = 180, BELOW_PX = 12, NUMBERS_EVERY_MS = 110, WHOLE_RECORDING_S = 60;
 
 class Player {
   constructor(root) {
@@ -7,7 +7,8 @@ class Player {
     this.frame = 0; this.playing = false; this.selected = null; this.hover = null; this.carry = 0;
     this.onKey = (event) => this.key(event);
     this.onTheme = (event) => { if (event.target === this.probe) this.layout(); };
-    this.resized = new ResizeObserver(() => this.layout());
+    this.onResize = () => this.layout();
+    this.resized = new ResizeObserver(this.onResize);
   }
 
   show(data) {
@@ -34,6 +35,7 @@ class Player {
     this.probe = element('div', 'probe');
     this.root.append(sides, this.controls(), this.tip, this.summary, this.probe);
     this.sides.forEach((side, i) => this.listen(side, i));
+    this.labelToggle();
   }
 
   controls() {
@@ -54,7 +56,7 @@ class Player {
     SPEEDS.forEach((value) => { const option = element('option', '', `${value} ${this.payload.step_label}s/s`); option.value = String(value); speed.append(option); });
     speed.value = String(this.speed);
     speed.onchange = () => { this.speed = Number(speed.value); };
-    bar.append(this.toggle, button('back', 'One step back', () => this.step(-1)), button('forward', 'One step on', () => this.step(1)), speed, scrub, this.clock);
+    bar.append(this.toggle, button('back', 'One step back (←)', () => this.step(-1)), button('forward', 'One step on (→)', () => this.step(1)), speed, scrub, this.clock);
     return bar;
   }
 
@@ -106,6 +108,7 @@ class Player {
     document.addEventListener('keydown', this.onKey);
     this.root.addEventListener('transitionend', this.onTheme);
     this.resized.observe(this.root);
+    window.addEventListener('resize', this.onResize);
     this.tick();
   }
 
@@ -113,6 +116,7 @@ class Player {
     document.removeEventListener('keydown', this.onKey);
     this.root.removeEventListener('transitionend', this.onTheme);
     this.resized.disconnect();
+    window.removeEventListener('resize', this.onResize);
     cancelAnimationFrame(this.next); this.next = null; this.before = null;
   }
 
@@ -175,13 +179,18 @@ class Player {
   }
 
   report() {
-    icon(this.toggle, this.playing ? 'pause' : 'play');
-    this.toggle.setAttribute('aria-label', this.playing ? 'Pause' : 'Play'); this.toggle.title = this.playing ? 'Pause (space)' : 'Play (space)';
+    if (this.root.dataset.playing !== String(this.playing)) this.labelToggle();
     put(this.clock, `${this.payload.step_label} ${this.frame + 1} of ${this.steps}`);
     this.range.setAttribute('aria-valuetext', this.clock.textContent);
     const { dataset } = this.root;
     dataset.frame = String(this.frame); dataset.playing = String(this.playing); dataset.selected = this.selected === null ? '' : String(this.selected);
     this.sides.forEach((side, i) => { dataset[`map${i}`] = side.memory.counts().join(' '); });
+  }
+
+  labelToggle() {
+    const name = this.playing ? 'Pause' : 'Play';
+    icon(this.toggle, name.toLowerCase());
+    this.toggle.setAttribute('aria-label', name); this.toggle.title = `${name} (space)`;
   }
 
   announce() {

@@ -15,7 +15,7 @@ function element(tag, name, text) {
 function put(node, text) { if (node.textContent !== text) node.textContent = text; }
 function percent(share) {
   if (share === null) return '—';
-  return share > 0 && share < 0.0995 ? `${(share * 100).toFixed(1)}%` : `${Math.round(share * 100)}%`;
+  return share > 0 && share < 0.00995 ? `${(share * 100).toFixed(1)}%` : `${Math.round(share * 100)}%`;
 }
 function icon(node, name) {
   node.innerHTML = `<svg viewBox="0 0 24 24" width="20" height="20" aria-hidden="true"><path fill="currentColor" d="${ICONS[name]}"/></svg>`;

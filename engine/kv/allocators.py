@@ -116,10 +116,10 @@ class ContiguousMemory:
     def why_not(self, stay: Stay) -> str:
         ledger = self.ledger
         needed = self._buddy.chunk_for(self._units_for(stay.request)) * self.unit
-        holes = f"no {stay.sequences} contiguous holes" if stay.sequences > 1 else "no contiguous hole"
+        holes = f"no {stay.sequences} holes" if stay.sequences > 1 else "no hole"
         if ledger.free >= needed * stay.sequences:
             return f"{holes} of {needed}, although {100 * ledger.free / ledger.slots:.0f}% is free"
-        return f"{holes} of {needed}, although only {100 * ledger.tokens / ledger.slots:.0f}% holds tokens"
+        return f"{holes} of {needed}, yet only {100 * ledger.tokens / ledger.slots:.0f}% holds tokens"
 
     def _units_for(self, request: Request) -> int:
         return _ceil_div(self.estimate(request), self.unit)

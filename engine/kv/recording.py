@@ -126,9 +126,7 @@ class _Side:
     def grew(self, stay: Stay, grants: list[Grant]) -> None:
         self._hold(stay, grants)
         if grants[0].copied:
-            text = (
-                f"copies its last prompt block {_times(len(grants))}: {stay.sequences} samples go on to write into it"
-            )
+            text = f"copies its last block {_times(len(grants))}: {stay.sequences} samples write into it"
             self._tell("copy", stay.request, text)
 
     def finished(self, stay: Stay) -> None:
@@ -140,7 +138,7 @@ class _Side:
     def preempted(self, stay: Stay) -> None:
         self._set_end(stay, self.memory.ledger.step)
         del self._numbers[stay]
-        self._tell("preempt", stay.request, "is preempted: those before it need its blocks. It will be computed again")
+        self._tell("preempt", stay.request, "is preempted and will be computed again")
 
     def waits(self, stay: Stay, reason: str) -> None:
         if stay.request.index not in self._waited:

@@ -62,7 +62,7 @@ def cli(data_dir: Path, *words: str, timeout_s: float = 400.0) -> tuple[dict[str
 class App:
     """``make run`` without the installing."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, **more: str) -> None:
         self.data_dir = data_dir
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -71,7 +71,7 @@ class App:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "components.launch"],
                 cwd=ROOT,
-                env=environment(data_dir, LAB_PORT=str(self.port)),
+                env=environment(data_dir, LAB_PORT=str(self.port), **more),
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -117,4 +117,4 @@ def test_what_never_fits_is_rejected_and_holds_nobody_up() -> None:
 def test_the_reason_to_wait_names_the_hole_and_what_is_free() -> None:
     memory = ContiguousMemory(100, 1, 64, longest(64))
     diary = run(memory, [Request(0, 0, 4, 2), Request(1, 0, 4, 1)])
-    assert diary.reasons == ["no contiguous hole of 64, although only 4% holds tokens"]
+    assert diary.reasons == ["no hole of 64, yet only 4% holds tokens"]

@@ -173,12 +173,13 @@ def assumptions(question: Question, subject: Subject, card: Card) -> Question:
             bind="query-params",
         )
         parts = st.select_slider(
-            "GPUs working together (tensor_parallel_size)",
+            "GPUs (tensor_parallel_size)",
             PARALLEL,
             1,
             key="capacity_parallel",
             bind="query-params",
-            help="KV heads and weights are divided among them. All numbers of the KV cache are those on one of them.",
+            help="How many serve the model together: KV heads and weights are divided among them. All numbers of the "
+            "KV cache are those on one of them.",
         )
     question = replace(
         question,
@@ -191,18 +192,20 @@ def assumptions(question: Question, subject: Subject, card: Card) -> Question:
     return _in_flight(question) if subject.shape.window else question
 
 
-def kv_memory(card: Card) -> int:
-    """Bytes that the KV cache gets on a machine without a GPU; exact, because it is given."""
+def kv_memory(card: Card) -> int | None:
+    """Bytes that the KV cache is given on a machine without a GPU; None leaves it to the lab's rule."""
     gib = st.number_input(
         "KV cache (GiB)",
         1,
         max(1, card.memory_bytes // GIB),
-        (card.kv_bytes or GIB) // GIB,
+        None,
         key="capacity_kv_gib",
         bind="query-params",
-        help="VLLM_CPU_KVCACHE_SPACE. It begins at half of the memory that is free now.",
+        placeholder="half of the free memory",
+        help="VLLM_CPU_KVCACHE_SPACE: how much memory the KV cache gets. Empty: half of what is free now, or what the "
+        "weights leave, in whole GiB.",
     )
-    return int(gib) * GIB
+    return None if gib is None else int(gib) * GIB
 
 
 def _weights(subject: Subject) -> int | None:

@@ -31,40 +31,47 @@ def answer(fit: Fit, question: Question, subject: Subject) -> None:
         st.warning(plain(fit.refused), icon=":material/block:")
     elif fit.capacity is None:
         st.info("How much memory the weights take is not known: give it under Assumptions.", icon=":material/help:")
-    elif fit.budget is not None and not fit.budget.fits:
+    elif not fit.capacity.num_blocks:
         st.warning(plain(_too_large(fit)), icon=":material/memory_alt:")
     else:
         _hero(fit, question)
 
 
 def _hero(fit: Fit, question: Question) -> None:
-    length = fit.plan.setup.max_model_len
     claim = f"users of {question.tokens_each:,} tokens fit at once, paged"
     if fit.ratio is not None:
         claim += f": {ratio(fit.ratio)} as many as contiguous"
-    rows = (
-        (PAGED, fit.paged_users, f"{number(fit.paged_users)} · whole blocks", palette.PAGED),
-        (CONTIGUOUS, fit.contiguous_users, f"{number(fit.contiguous_users)} · {length:,} each", palette.NEUTRAL),
-    )
+    rows = [
+        (name, users, f"{number(users)} {'user' if users == 1 else 'users'}", colour)
+        for name, users, colour in (
+            (PAGED, fit.paged_users, palette.PAGED),
+            (CONTIGUOUS, fit.contiguous_users, palette.NEUTRAL),
+        )
+    ]
     html.hero(number(fit.paged_users), claim, _note(fit, question), palette.PAGED, rows)
 
 
 def _note(fit: Fit, question: Question) -> str:
-    """Where the KV cache's memory is from, and what a user is."""
-    users = "Every user at full length, nothing shared."
+    """What each side takes for a user, and where the memory is from."""
+    setup = fit.plan.setup
+    sides = (
+        f"Paged: blocks of {setup.block_size} tokens for prompt and answer. "
+        f"Contiguous: {setup.max_model_len:,} tokens reserved for each. "
+    )
     if fit.budget is None or fit.card is None:
-        return f"KV cache: {fit.memory_source}. {users}"
+        return f"{sides}KV cache: {fit.memory_source}."
     total, weights, reserve, left = (
         f"{size / GIB:,.1f}" for size in (fit.card.memory_bytes, fit.budget.weights, fit.budget.reserve, fit.budget.kv)
     )
     return (
-        f"Estimated: {total} GiB × {question.gpu_memory_utilization:g} − {weights} weights − {reserve} workspace "
-        f"(assumed) = {left} GiB for the KV cache. {users}"
+        f"{sides}Estimated: {total} GiB × {question.gpu_memory_utilization:g} − {weights} weights − {reserve} "
+        f"workspace (assumed) = {left} GiB for the KV cache."
     )
 
 
 def _too_large(fit: Fit) -> str:
-    assert fit.budget is not None and fit.card is not None
+    if fit.budget is None or fit.card is None:
+        return "Nobody fits: this memory holds not one block. Give the KV cache more, or choose a smaller model."
     weights, reserve, share = (
         f"{size / GIB:.1f} GiB" for size in (fit.budget.weights, fit.budget.reserve, fit.budget.requested)
     )
@@ -87,8 +94,9 @@ def numbers(fit: Fit) -> None:
     columns[3].metric("Tokens", number(found.tokens if found else None), help=HELP["tokens"] + _blocks(fit))
     concurrency = UNKNOWN if found is None else f"{number(found.max_concurrency, 2)}×"
     columns[4].metric("Maximum concurrency", concurrency, help=HELP["concurrency"])
-    st.caption(f"{plan.shape.kind}: {plain(formula(plan))}")
-    if found is not None and not found.starts and fit.paged_users is not None:
+    kind = plan.shape.kind
+    st.caption(f"{kind[0].upper()}{kind[1:]}: {plain(formula(plan))}")
+    if found is not None and found.num_blocks and not found.starts:
         longest = f"{found.longest_len:,} would" if found.longest_len else "no length would"
         st.warning(
             f"vLLM would not start: one request of {plan.setup.max_model_len:,} tokens does not fit, {longest}.",

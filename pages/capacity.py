@@ -22,7 +22,7 @@ def on_another(other: Card) -> Fit:
 
 
 with st.container(horizontal=True, vertical_alignment="center", key="capacity_head"):
-    st.title("How many fit?", anchor=False)
+    st.title("How many fit?", anchor=False, width="content")
     st.badge("Calculator", icon=":material/calculate:", color="violet")
     st.space("stretch")
     popover = st.popover("Assumptions", icon=":material/tune:", key="capacity_assumptions")

@@ -11,10 +11,11 @@ from engine.config import DEFAULT_MODEL, Settings
 from engine.environment import GIB, detect_hardware
 from engine.errors import ConfigError
 from engine.kv.capacity import AUTO, KV_DTYPES, MOST
-from engine.kv.cards import CARDS, RESERVE_GIB, THIS, UTILIZATION, Card, find_card
+from engine.kv.cards import CARDS, GPU_BLOCK, RESERVE_GIB, THIS, UTILIZATION, Card, find_card
 from engine.kv.facts import ModelFacts, Weights, find_facts
 from engine.kv.fit import Fit, Question, ask, cli_command, formula, serve_command
 from engine.kv.shape import ModelShape
+from engine.server.command import DEFAULT_CPU_BLOCK
 
 AS_GIVEN = "as given"
 SIZES = ("layers", "kv_heads", "head_size")
@@ -32,7 +33,11 @@ def register(verbs: Any) -> None:
     verb.add_argument("--reserve-gib", type=float, default=RESERVE_GIB, help="activations, CUDA and graphs: assumed")
     verb.add_argument("--max-model-len", type=int, help="default: the model's own")
     verb.add_argument("--kv-dtype", "--kv-cache-dtype", default=AUTO, help=", ".join(KV_DTYPES))
-    verb.add_argument("--block-size", type=int, help="tokens in a block (default: 16, on a CPU 128)")
+    verb.add_argument(
+        "--block-size",
+        type=int,
+        help=f"tokens in a block (default: {GPU_BLOCK}, with this machine's CPU {DEFAULT_CPU_BLOCK})",
+    )
     verb.add_argument("--tensor-parallel-size", type=int, default=1)
     verb.add_argument("--max-num-batched-tokens", type=int, help="matters for sliding windows only")
     verb.add_argument("--prompt-tokens", type=int, help=f"of a typical request ({Question.prompt_tokens})")

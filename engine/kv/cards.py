@@ -28,17 +28,17 @@ LARGE_BYTES, HUGE_BYTES = 70 * GIB, 160 * GIB
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU, or this machine's memory where it has none (``kv_bytes``: what the lab would give the KV cache)."""
+    """One GPU, or this machine's memory where it has none: ``free_bytes`` of it are free, None for a GPU."""
 
     key: str
     name: str
     memory_bytes: int
     compute_capability: tuple[int, int] | None = None
-    kv_bytes: int | None = None
+    free_bytes: int | None = None
 
     @property
     def is_cpu(self) -> bool:
-        return self.kv_bytes is not None
+        return self.free_bytes is not None
 
     @property
     def block_size(self) -> int:
@@ -55,6 +55,11 @@ class Card:
         if self.memory_bytes >= LARGE_BYTES and "a100" not in self.name.lower():
             return 8192, 1024
         return 2048, 256
+
+    def cpu_kv_bytes(self, weights_bytes: int | None) -> int:
+        """Whole GiB for the KV cache of a CPU server: half of the free memory, less where the weights need more."""
+        free = self.free_bytes or 0
+        return min(int(free * RAM_SHARE_FOR_KV), max(0, free - (weights_bytes or 0))) // GIB * GIB
 
     def refuses(self, kv_dtype: str) -> str | None:
         """Why vLLM does not take this KV-cache format here; None where it may."""
@@ -102,10 +107,10 @@ def budget(memory_bytes: int, utilization: float, weights_bytes: int, reserve_by
 
 
 def this_machine(hardware: Hardware) -> Card | None:
-    """The first GPU, else the RAM (half of what is free, in whole GiB, as the lab starts servers); None: unknown."""
+    """The first GPU, else the RAM; None where a GPU's memory is not known."""
     if hardware.device == Device.CPU:
-        free = int(hardware.ram_available_bytes * RAM_SHARE_FOR_KV) // GIB
-        return Card(THIS, "This machine (CPU)", hardware.ram_total_bytes, kv_bytes=max(1, free) * GIB)
+        free = hardware.ram_available_bytes
+        return Card(THIS, "This machine (CPU)", hardware.ram_total_bytes, free_bytes=free)
     gpu = hardware.gpus[0] if hardware.gpus else None
     if gpu is None or gpu.memory_total_bytes is None:
         return None

@@ -59,15 +59,14 @@ class Fit:
     paged_users: int | None = None
     contiguous_users: int | None = None
     refused: str | None = None
+    memory_given: bool = False
 
     @property
     def memory_source(self) -> str:
         """Where the KV cache's memory is from, in words."""
         if self.budget is not None:
             return "estimated: what this card has left"
-        if self.card is not None and self.capacity and self.capacity.memory_bytes == self.card.kv_bytes:
-            return "half of the free memory, as the lab starts servers"
-        return "as given"
+        return "as given" if self.memory_given else "half of this machine's free memory, or what the weights leave"
 
     @property
     def ratio(self) -> float | None:
@@ -96,6 +95,7 @@ def ask(question: Question, card: Card | None) -> Fit:
         capacity=plan.capacity(memory),
         paged_users=plan.paged_users(memory, question.tokens_each),
         contiguous_users=plan.contiguous_users(memory),
+        memory_given=question.kv_memory_bytes is not None,
     )
 
 
@@ -124,8 +124,8 @@ def _kv_memory(question: Question, card: Card | None) -> tuple[int | None, Budge
         return question.kv_memory_bytes, None
     if card is None:
         return None, None
-    if card.kv_bytes is not None:
-        return card.kv_bytes, None
+    if card.is_cpu:
+        return card.cpu_kv_bytes(question.weights_bytes), None
     if question.weights_bytes is None:
         return None, None
     weights = -(-question.weights_bytes // question.tensor_parallel_size)
@@ -196,7 +196,7 @@ def serve_command(question: Question, model: str | None, card: Card | None) -> s
     elif question.kv_dtype != AUTO:
         words += ["--kv-cache-dtype", question.kv_dtype]
     if card is not None and card.is_cpu:
-        gib = (question.kv_memory_bytes or card.kv_bytes or 0) // GIB
+        gib = (_kv_memory(question, card)[0] or 0) // GIB
         return f"VLLM_CPU_KVCACHE_SPACE={gib} {shlex.join(words)}"
     if question.kv_memory_bytes is not None:
         return shlex.join([*words, "--kv-cache-memory-bytes", str(question.kv_memory_bytes)])

@@ -62,7 +62,10 @@ def test_the_answer_is_paged_against_contiguous_with_its_numbers(open_page: Open
     hero = " ".join(part(at, "capacity_answer").split())
     assert "39 users of 768 tokens fit at once, paged: 13.0× as many as contiguous" in hero
     assert "Estimated: 22.5 GiB × 0.92 − 15.0 weights − 2.0 workspace (assumed) = 3.7 GiB for the KV cache." in hero
-    assert "32 layers × 8 KV heads × 2 (key and value) × 128 numbers × 2 bytes = 131,072 bytes" in hero
+    assert (
+        "Grouped-query attention: 32 layers × 8 KV heads × 2 (key and value) × 128 numbers × 2 bytes = 131,072 bytes"
+        in hero
+    )
     shown = metrics(at)
     assert shown["KV cache per token"] == "128 KiB"
     assert shown["Block of 16 tokens"] == "2 MiB"

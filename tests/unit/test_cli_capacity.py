@@ -11,7 +11,7 @@ import pytest
 
 from engine.cli import main
 from engine.kv import facts
-from engine.kv.cards import CARDS, RESERVE_GIB, UTILIZATION, budget
+from engine.kv.cards import CARDS, RESERVE_GIB, UTILIZATION, Card, budget
 from engine.kv.facts import parameters
 from engine.kv.shape import read_config
 
@@ -121,7 +121,8 @@ def test_unknown_weights_leave_the_memory_unknown(capsys: pytest.CaptureFixture[
 def test_this_machine_is_asked_where_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     found = asked(capsys)
     assert found["card"] == "This machine (CPU)"
-    assert found["memory_bytes"] % GIB == 0 and found["memory_bytes"] > 0
+    assert found["memory_bytes"] % GIB == 0
+    assert found["memory_source"].startswith("half of this machine's free memory")
     assert found["serve_command"].startswith(f"VLLM_CPU_KVCACHE_SPACE={found['memory_bytes'] // GIB} vllm serve")
 
 
@@ -291,3 +292,11 @@ def test_the_estimate_for_the_h200_that_was_measured_once_is_near_and_not_above(
     assert f"{left.kv / GIB:.1f}" == "126.9"
     log = (CONFIGS.parent / "logs/starts/start_default.log").read_text()
     assert "Available KV cache memory: 127.81 GiB" in log
+
+
+def test_a_cpu_gives_the_cache_half_of_what_is_free_or_what_the_weights_leave() -> None:
+    machine = Card("this", "This machine (CPU)", 64 * GIB, free_bytes=33 * GIB)
+    assert machine.cpu_kv_bytes(None) == machine.cpu_kv_bytes(10 * GIB) == 16 * GIB
+    assert machine.cpu_kv_bytes(20 * GIB) == 13 * GIB
+    assert machine.cpu_kv_bytes(40 * GIB) == 0
+    assert (machine.is_cpu, CARDS[0].is_cpu) == (True, False)

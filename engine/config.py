@@ -43,6 +43,27 @@ SIMULATION_LIMITS: dict[str, tuple[float, float]] = {
     "samples": (1, 64),
     "seed": (0, 2**63 - 1),
 }
+LOAD_PROFILES = ("closed", "constant", "poisson", "burst", "ramp", "trace")
+LOAD_PROMPTS = ("synthetic", "short", "long", "mixed", "chat", "sharegpt", "file")
+LENGTH_SHAPES = ("fixed", "uniform", "normal", "lognormal")
+LOAD_LIMITS: dict[str, tuple[float, float]] = {
+    "users": (1, 10_000),
+    "rates": (0.01, 10_000),
+    "requests": (1, 100_000),
+    "duration_s": (1, 86_400),
+    "trace_speed": (0.001, 10_000),
+    "prompt_tokens": (1, 1_048_576),
+    "max_tokens": (1, 1_048_576),
+    "prompt_spread": (0, 1),
+    "output_spread": (0, 1),
+    "turns": (1, 20),
+    "timeout_s": (1, 86_400),
+    "seed": (0, 2**63 - 1),
+    "slo_ttft_ms": (0.001, 86_400_000),
+    "slo_tpot_ms": (0.001, 86_400_000),
+    "slo_e2e_ms": (0.001, 86_400_000),
+}
+MOST_LOAD_LEVELS = 50
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_PORT = 8501
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
@@ -226,6 +247,92 @@ class CompareConfig:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class LoadTestConfig:
+    """A load test: one level after the other, each with its own pressure on the server.
+
+    ``profile`` closed and burst: a level for each number in ``users``; constant and poisson: one for each of ``rates``
+    (requests/s); ramp: from the first of ``rates`` (or of ``users``, where there are no rates) doubling until the
+    server is saturated or the last one is reached; trace: arrival times and lengths of the CSV file ``trace``,
+    ``trace_speed`` times as fast. A level sends ``requests`` requests, or takes new ones for ``duration_s``, whichever
+    ends first; where both are left out, ``engine.load.profiles`` chooses.
+
+    Lengths are tokens: exact for synthetic prompts. ``…_shape`` and ``…_spread`` (half width or standard deviation,
+    as a share of the mean) make them vary. ``force_length`` has every answer reach its ``max_tokens`` where the engine
+    can (``ignore_eos``). ``nonce`` begins every prompt with something of its own, against the prefix cache;
+    ``same_prompt`` sends one and the same prompt, without it. ``timeout_s`` is for one request.
+    """
+
+    profile: str = "closed"
+    users: tuple[int, ...] = (1, 5, 10, 20)
+    rates: tuple[float, ...] = ()
+    requests: int | None = None
+    duration_s: float | None = None
+    trace: str = ""
+    trace_speed: float = 1.0
+    prompts: str = "synthetic"
+    prompt_file: str = ""
+    prompt_tokens: int = 64
+    max_tokens: int = 50
+    prompt_shape: str = "fixed"
+    prompt_spread: float = 0.0
+    output_shape: str = "fixed"
+    output_spread: float = 0.0
+    turns: int = 3
+    nonce: bool = True
+    same_prompt: bool = False
+    force_length: bool = True
+    warm_up: bool = True
+    temperature: float = 0.0
+    timeout_s: float = 300.0
+    seed: int = 0
+    slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
+    slo_e2e_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in LOAD_LIMITS.items():
+            value = getattr(self, name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if number is not None and not low <= number <= high:
+                    raise ConfigError(f"{name} is {number}.", f"Use {low:,} to {high:,}.")
+        for name, known in (
+            ("profile", LOAD_PROFILES),
+            ("prompts", LOAD_PROMPTS),
+            ("prompt_shape", LENGTH_SHAPES),
+            ("output_shape", LENGTH_SHAPES),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}.", f"Use one of {', '.join(known)}.")
+        if not 0 <= self.temperature <= 2:
+            raise ConfigError(f"temperature is {self.temperature}.", "Use 0 to 2.")
+        self._check_levels()
+        if self.profile == "trace" and not self.trace.strip():
+            raise ConfigError("No trace file was given.", "Give a CSV file: arrival_s,input_tokens,output_tokens.")
+        if self.prompts == "file" and not self.prompt_file.strip():
+            raise ConfigError("No file of prompts was given.", "Give a JSONL, CSV or ShareGPT file.")
+
+    def _check_levels(self) -> None:
+        if self.profile in ("constant", "poisson") and not self.rates:
+            raise ConfigError("No rate was given.", "Give one or more, in requests per second.")
+        if self.profile in ("closed", "burst") and not self.users:
+            raise ConfigError("No number of users was given.", "Give one or more, like 1,5,10,20.")
+        if self.profile == "ramp" and not (self.users or self.rates):
+            raise ConfigError("No number of users was given.", "Give where it begins and ends, like 1,64.")
+        if max(len(self.users), len(self.rates)) > MOST_LOAD_LEVELS:
+            raise ConfigError("That are too many levels.", f"Use at most {MOST_LOAD_LEVELS}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Rebuild from ``to_dict``, also after JSON; unknown names (a newer version's) are ignored."""
+        known = {field.name for field in fields(cls)}
+        lists = {name: tuple(values[name]) for name in ("users", "rates") if name in values}
+        return cls(**{name: value for name, value in values.items() if name in known} | lists)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ METRIC_HELP: dict[str, str] = {
     "throughput": "Σ output tokens of finished requests / wall time from first send to last finish",
     "decode speed": "(n − 1) / (last − first token) of one request",
     "goodput": "requests per second that met *every* limit of the SLO; also as a share of requests",
+    "client queueing": "request sent − its intended start, where a schedule gives one; TTFT and E2E then count from "
+    "the intended start",
     "percentile": "linear interpolation over finished requests; failures are counted and shown, never mixed in",
     "KV utilisation": "token states / allocated KV slots",
     "reserved / internal / external fragmentation": "as in the PagedAttention paper (arXiv 2309.06180)",
@@ -39,6 +41,7 @@ METRIC_UNITS: dict[str, str] = {
     "throughput": "tok/s",
     "decode speed": "tok/s",
     "goodput": "req/s, %",
+    "client queueing": "ms",
     "percentile": "",
     "KV utilisation": "%",
     "reserved / internal / external fragmentation": "%",
@@ -68,6 +71,9 @@ class RequestTrace:
     ``rejected`` means that no answer began: the server refused (``status``) or wasn't reached.
     ``finish_s`` is when the finish reason arrived. A forced length may end in tokens without text
     (end marks): there it stands for the last token, else the speed would be flattered.
+    ``intended_s`` is when a schedule wanted the request sent (an open loop): TTFT and E2E count from there, so that a
+    client or server that falls behind doesn't hide it. ``first_choice_s`` is the first chunk even without text.
+    ``chunk_texts`` is empty where a load test dropped the words.
     """
 
     sent_s: float
@@ -85,6 +91,8 @@ class RequestTrace:
     status: int | None = None
     ended_s: float | None = None
     finish_s: float | None = None
+    intended_s: float | None = None
+    first_choice_s: float | None = None
 
     @property
     def text(self) -> str:
@@ -110,14 +118,24 @@ class RequestTrace:
         return expected is not None and got is not None and got < expected
 
     @property
+    def began_s(self) -> float:
+        """When its time starts to count: the intended start, else when it was sent."""
+        return self.sent_s if self.intended_s is None else self.intended_s
+
+    @property
+    def client_queue_ms(self) -> float | None:
+        """How much later than intended it was sent; None without a schedule."""
+        return None if self.intended_s is None else (self.sent_s - self.intended_s) * 1000
+
+    @property
     def ttft_ms(self) -> float | None:
-        """Request sent to first text; None when no text came."""
-        return (self.chunk_times_s[0] - self.sent_s) * 1000 if self.chunk_times_s else None
+        """Request sent (or intended) to first text; None when no text came."""
+        return (self.chunk_times_s[0] - self.began_s) * 1000 if self.chunk_times_s else None
 
     @property
     def e2e_ms(self) -> float | None:
-        """Request sent to last text; None when no text came."""
-        return (self._last_s - self.sent_s) * 1000 if self.chunk_times_s else None
+        """Request sent (or intended) to last text; None when no text came."""
+        return (self._last_s - self.began_s) * 1000 if self.chunk_times_s else None
 
     @property
     def tpot_ms(self) -> float | None:
@@ -167,6 +185,37 @@ class RequestTrace:
         if self.finish_reason in ENDED_BY_SERVER:
             return f"The server ended the answer (finish reason {self.finish_reason})."
         return f"The answer has {self.output_tokens} tokens of the {self.expected_tokens} asked for."
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Limits in ms that a request has to meet, all of them; None: no limit."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+    def __bool__(self) -> bool:
+        return self != Slo()
+
+    def met_by(self, trace: RequestTrace) -> bool | None:
+        """False for a request that failed; None where the server's token count is needed and missing.
+
+        A reply without a TPOT (one token, or all in one chunk) took no time between tokens and meets that limit.
+        """
+        if not trace.ok:
+            return False
+        if self.tpot_ms is not None and trace.output_tokens is None:
+            return None
+        pairs = ((self.ttft_ms, trace.ttft_ms), (self.tpot_ms, trace.tpot_ms), (self.e2e_ms, trace.e2e_ms))
+        return all(limit is None or value is None or value <= limit for limit, value in pairs)
+
+
+class Goodput(NamedTuple):
+    """``req_s``: requests per second that met every limit; ``pct``: their share of all requests, failed ones too."""
+
+    req_s: float
+    pct: float
 
 
 @dataclass(frozen=True)
@@ -241,6 +290,15 @@ def summarize(traces: Iterable[RequestTrace]) -> Summary:
     )
 
 
+def goodput(traces: Sequence[RequestTrace], slo: Slo) -> Goodput | None:
+    """None without a limit, without requests, or where one can't be judged. The wall time is that of the throughput."""
+    met = [slo.met_by(trace) for trace in traces]
+    if not slo or not met or None in met:
+        return None
+    wall_s = _wall_s([trace for trace in traces if trace.ok])
+    return Goodput(sum(map(bool, met)) / wall_s if wall_s else 0.0, 100 * sum(map(bool, met)) / len(met))
+
+
 def distribution(values: Iterable[float | None]) -> Distribution | None:
     """Mean and percentiles of the values that are known; None when there are none."""
     known = sorted(value for value in values if value is not None)
@@ -284,4 +342,4 @@ def _wall_s(finished: Sequence[RequestTrace]) -> float | None:
     ends = [trace.finished_s for trace in finished if trace.finished_s is not None]
     if not ends:
         return None
-    return max(ends) - min(trace.sent_s for trace in finished)
+    return max(ends) - min(trace.began_s for trace in finished)

@@ -45,7 +45,7 @@ def events(cache: Cache) -> None:
     html.eyebrow("As it happens")
     lines = list(cache.lines)[-LINES:][::-1]
     rows = "".join(_line_html(line, time.time()) for line in lines) or "<div>Nothing yet.</div>"
-    st.html(f'<div class="lab-events" role="log">{rows}</div>')
+    st.html(f'<div class="lab-events">{rows}</div>')
 
 
 def four(shared: SharingSnapshot, marks: tuple[Mark, ...]) -> None:

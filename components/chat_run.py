@@ -13,6 +13,7 @@ from components.results import as_dict
 from engine.chat import Turn, TurnStatus
 from engine.metrics import METRIC_HELP
 from engine.store import Run
+from engine.telemetry.host import OtherWork
 
 Saved = dict[str, Any]
 STATUS_WORDS = {"done": "Done", "stopped": "Stopped", "interrupted": "Interrupted", "failed": "Failed"}
@@ -32,6 +33,11 @@ def show(run: Run, turns: Sequence[Saved]) -> None:
         _medians(saved)
     html.table(HEAD, [_row(turn) for turn in turns])
     st.caption("Tokens are the server's own count. Medians are over finished answers; the others are only counted.")
+    if disturbed := [number(_number(turn, "number")) for turn in turns if _disturbed(turn)]:
+        st.caption(
+            f":material/speed: Other programs kept more than a fifth of the cores busy in turn {', '.join(disturbed)}: "
+            "the numbers there could be better."
+        )
     st.subheader("Conversation", anchor=False)
     with st.container(key="runs_conversation"):
         _conversation(turns)
@@ -59,6 +65,11 @@ def _row(turn: Saved) -> tuple[str, ...]:
         *(number(_number(turn, key)) for key in tokens),
         *(millis(_number(turn, key)) for key in ("server_ttft_ms", "server_queue_ms")),
     )
+
+
+def _disturbed(turn: Saved) -> bool:
+    busy_cores, cores = _number(turn, "other_busy_cores"), _number(turn, "cores")
+    return busy_cores is not None and cores is not None and OtherWork(busy_cores, int(cores)).disturbs
 
 
 def _conversation(turns: Sequence[Saved]) -> None:

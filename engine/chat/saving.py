@@ -83,6 +83,7 @@ class Exchange:
             "error": answer.error,
             **_numbers(answer.trace),
             "other_busy_cores": answer.others.busy_cores if answer.others else None,
+            "cores": answer.others.cores if answer.others else None,
             "options": asdict(asked.options),
             "model": asked.served.model,
             "weights": (asked.served.source or {}).get("detail"),

@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 from engine.chat import ChatSnapshot, Turn, TurnStatus
 from engine.errors import DiskFull, StoreError
 from engine.store import Run
+from engine.telemetry.host import OtherWork
 from tests.ui import fakes
 from tests.ui.conftest import OpenPage
 from tests.ui.page import (
@@ -319,6 +320,13 @@ def test_what_is_not_known_of_a_turn_is_a_dash(open_page: OpenPage) -> None:
     assert not at.exception
     assert metrics(at) == {"TTFT, median": "—", "TPOT, median": "—", "Finished answers": "0 of 1"}
     assert table(at).split("1 · Failed")[1].split() == ["—"] * 10
+
+
+def test_turns_that_were_disturbed_are_named(open_page: OpenPage) -> None:
+    quiet, busy = (replace(fakes.ANSWER, others=OtherWork(cores, 2)) for cores in (0.1, 1.1))
+    run = fakes.saved_chat("x", *(ChatSnapshot((fakes.QUESTION, answer)) for answer in (quiet, busy, fakes.ANSWER)))
+    _, at = opened(open_page, run, run="x")
+    assert "a fifth of the cores busy in turn 2:" in said(at)
 
 
 def test_markup_in_a_saved_chat_is_text(open_page: OpenPage) -> None:

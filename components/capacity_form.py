@@ -240,6 +240,6 @@ def _in_flight(question: Question) -> Question:
         None,
         key="capacity_batched",
         placeholder="vLLM's default for the card",
-        help="A sliding window keeps the window and what two steps may have in flight.",
+        help="A sliding window keeps the window and what may be in flight: two steps on a GPU, one on a CPU.",
     )
     return question if batched is None else replace(question, max_num_batched_tokens=int(batched))

@@ -40,7 +40,7 @@ with errors.shown():
     with st.container(border=True, key="capacity_answer"):
         capacity_view.answer(fit, chosen, subject)
         capacity_view.numbers(fit)
-    if found := against_server(services.supervisor.snapshot()):
+    if found := against_server(services.supervisor.snapshot(), services.environment.hardware):
         capacity_view.proof(found)
     st.subheader("On every card", anchor=False)
     capacity_view.every_card([fit if other is card else on_another(other) for other in cards], card.key)

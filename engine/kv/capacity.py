@@ -29,6 +29,7 @@ PACKED_LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 PACKED_LATENT_SIZE = 512 + 64
 KV_DTYPES = (AUTO, *ENTRY_BYTES, *SCALED_ENTRY_BYTES, *PACKED_LATENT_BYTES)
 MOST = 2**40
+ASYNCHRONOUS_BATCHES = 2
 NEARLY_AS_MANY = 1.5
 NULL_BLOCKS = 1
 
@@ -37,8 +38,8 @@ NULL_BLOCKS = 1
 class KvSetup:
     """How the engine is started, as far as the KV cache cares: vLLM's flags. Lengths are tokens.
 
-    ``max_num_batched_tokens`` and ``concurrent_batches`` (2 with asynchronous scheduling, vLLM's default) matter for
-    sliding windows only.
+    ``max_num_batched_tokens`` and ``concurrent_batches`` (2 with asynchronous scheduling, vLLM's default on a GPU)
+    matter for sliding windows only.
     """
 
     max_model_len: int
@@ -46,10 +47,11 @@ class KvSetup:
     kv_dtype: str = AUTO
     tensor_parallel_size: int = 1
     max_num_batched_tokens: int = 2048
-    concurrent_batches: int = 2
+    concurrent_batches: int = ASYNCHRONOUS_BATCHES
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "block_size", "tensor_parallel_size", "max_num_batched_tokens"):
+        names = ("max_model_len", "block_size", "tensor_parallel_size", "max_num_batched_tokens", "concurrent_batches")
+        for name in names:
             value = getattr(self, name)
             if not 1 <= value <= MOST:
                 raise ConfigError(f"{name} is {value}.", "Use a whole number of at least 1.")

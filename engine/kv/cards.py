@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from engine.config import Device
 from engine.environment import GIB, Hardware
 from engine.errors import ConfigError
+from engine.kv.capacity import ASYNCHRONOUS_BATCHES
 from engine.server.command import BF16_CAPABILITY, DEFAULT_CPU_BLOCK, RAM_SHARE_FOR_KV
 
 MIB = 1024**2
@@ -55,6 +56,11 @@ class Card:
         if self.memory_bytes >= LARGE_BYTES and "a100" not in self.name.lower():
             return 8192, 1024
         return 2048, 256
+
+    @property
+    def concurrent_batches(self) -> int:
+        """Steps that may be in flight: two with asynchronous scheduling, which a CPU has not (``platforms/cpu.py``)."""
+        return 1 if self.is_cpu else ASYNCHRONOUS_BATCHES
 
     def cpu_kv_bytes(self, weights_bytes: int | None) -> int:
         """Whole GiB for the KV cache of a CPU server: half of the free memory, less where the weights need more."""

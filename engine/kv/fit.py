@@ -10,7 +10,16 @@ import shlex
 from dataclasses import dataclass
 
 from engine.config import DEFAULT_MODEL
-from engine.kv.capacity import AUTO, PACKED_LATENT_BYTES, SCALE_BYTES, SCALED_ENTRY_BYTES, Capacity, KvPlan, KvSetup
+from engine.kv.capacity import (
+    ASYNCHRONOUS_BATCHES,
+    AUTO,
+    PACKED_LATENT_BYTES,
+    SCALE_BYTES,
+    SCALED_ENTRY_BYTES,
+    Capacity,
+    KvPlan,
+    KvSetup,
+)
 from engine.kv.cards import GPU_BLOCK, RESERVE_GIB, THIS, UTILIZATION, Budget, Card, budget
 from engine.kv.shape import ModelShape
 
@@ -111,6 +120,7 @@ def _setup(question: Question, card: Card | None) -> KvSetup:
         block_size=(card.block_size if card else GPU_BLOCK) if question.block_size is None else question.block_size,
         kv_dtype=question.kv_dtype,
         tensor_parallel_size=question.tensor_parallel_size,
+        concurrent_batches=card.concurrent_batches if card else ASYNCHRONOUS_BATCHES,
         max_num_batched_tokens=(
             min(batched, sequences * max(1, length))
             if question.max_num_batched_tokens is None

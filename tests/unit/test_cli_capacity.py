@@ -300,3 +300,37 @@ def test_a_cpu_gives_the_cache_half_of_what_is_free_or_what_the_weights_leave() 
     assert machine.cpu_kv_bytes(20 * GIB) == 13 * GIB
     assert machine.cpu_kv_bytes(40 * GIB) == 0
     assert (machine.is_cpu, CARDS[0].is_cpu) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "tokens", "concurrency"),
+    [
+        (
+            {"model_type": "mistral", "num_hidden_layers": 4, "sliding_window": 512},
+            ["--block-size", "32", "--max-model-len", "4096"],
+            1_369_568,
+            "334.37",
+        ),
+        (
+            {"model_type": "gemma3_text", "num_hidden_layers": 13, "sliding_window": 512},
+            ["--block-size", "128", "--max-model-len", "8192"],
+            472_597,
+            "57.69",
+        ),
+    ],
+    ids=["every layer", "five of six layers"],
+)
+def test_a_real_servers_log_says_the_same_of_sliding_windows(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    config: dict[str, Any],
+    words: list[str],
+    tokens: int,
+    concurrency: str,
+) -> None:
+    """vLLM 0.32 on a CPU with 1 GiB for the cache, random weights: "KV cache size" and "Maximum concurrency"."""
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 8192}
+    (tmp_path / "config.json").write_text(json.dumps(config | sizes))
+    batch = ["--max-num-batched-tokens", "1024", "--card", "this", "--memory-gib", "1"]
+    found = asked(capsys, "--model", str(tmp_path), *words, *batch)
+    assert (found["tokens"], f"{found['max_concurrency']:.2f}") == (tokens, concurrency)

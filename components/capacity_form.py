@@ -34,6 +34,7 @@ class Subject:
     shape: ModelShape
     weights: Weights
     origin: str
+    own_kv_format: str | None = None
 
 
 def choose_model(settings: Settings) -> Subject:
@@ -51,7 +52,7 @@ def choose_model(settings: Settings) -> Subject:
     if chosen == BY_HAND:
         return _by_hand()
     facts = _facts((chosen or "").strip(), settings)
-    return Subject(facts.model, facts.shape(), facts.weights, facts.origin)
+    return Subject(facts.model, facts.shape(), facts.weights, facts.origin, facts.own_kv_format)
 
 
 @st.cache_data(ttl=60, show_spinner="Reading the model's config", max_entries=50)
@@ -159,8 +160,8 @@ def assumptions(question: Question, subject: Subject, card: Card) -> Question:
     with right:
         kv_dtype = st.selectbox(
             "KV cache format (kv_cache_dtype)",
-            _formats(subject.shape),
-            key="capacity_format_latent" if subject.shape.latent else "capacity_format",
+            _formats(subject),
+            key=_format_key(subject),
             bind="query-params",
             help="auto: the model's 16 bits. fp8: half of it. “per_token_head”: 8 or 4 bits, and a 4-byte scale beside "
             "every key and value.",
@@ -225,10 +226,21 @@ def _weights(subject: Subject) -> int | None:
     return known if known is not None and gib == round(known / GIB, 2) else int(gib * GIB)
 
 
-def _formats(shape: ModelShape) -> list[str]:
+def _formats(subject: Subject) -> list[str]:
+    """What this attention takes; without "auto" where the checkpoint brings a format that vLLM would choose then."""
+    shape = subject.shape
     if shape.latent:
-        return [AUTO, "fp8", *(PACKED_LATENT_BYTES if shape.head_size == PACKED_LATENT_SIZE else ())]
-    return [AUTO, "fp8", *SCALED_ENTRY_BYTES]
+        formats = [AUTO, "fp8", *(PACKED_LATENT_BYTES if shape.head_size == PACKED_LATENT_SIZE else ())]
+    else:
+        formats = [AUTO, "fp8", *SCALED_ENTRY_BYTES]
+    return [name for name in formats if name != AUTO or subject.own_kv_format is None] + (
+        [] if subject.own_kv_format is None else ["bfloat16"]
+    )
+
+
+def _format_key(subject: Subject) -> str:
+    latent, own = ("_latent" if subject.shape.latent else ""), ("" if subject.own_kv_format is None else "_own")
+    return f"capacity_format{latent}{own}"
 
 
 def _in_flight(question: Question) -> Question:

@@ -156,13 +156,17 @@ def proof(found: Proof) -> None:
     said, mine, setup = found.reported, found.reckoned, found.plan.setup
     text = (
         f"The running server ({plain(found.model)}, {setup.max_model_len:,} tokens, {number(said.num_blocks)} blocks "
-        f"of {setup.block_size}) reports {number(said.tokens)} tokens and {number(said.max_concurrency, 2)}×. "
-        f"Reckoned here from its blocks: {mine.tokens:,} and {mine.max_concurrency:,.2f}×."
+        f"of {setup.block_size}) reports {number(said.tokens)} tokens{_times(said.max_concurrency)}. "
+        f"Reckoned here from its blocks: {mine.tokens:,}{_times(mine.max_concurrency)}."
     )
     if found.agrees:
         st.caption(f":material/check_circle: {text}")
     else:
         st.warning(text, icon=":material/warning:")
+
+
+def _times(concurrency: float | None) -> str:
+    return "" if concurrency is None else f" and {concurrency:,.2f}×"
 
 
 RULES = """

@@ -166,6 +166,14 @@ def test_a_format_that_a_card_refuses_is_said(open_page: OpenPage) -> None:
     assert "T4 16 GB  —  —  —  —  —  —  —" in table(at)
 
 
+def test_a_checkpoint_with_a_cache_format_of_its_own_offers_no_auto(open_page: OpenPage, tmp_path: Path) -> None:
+    place = folder(tmp_path, "llama-3-8b", quantization_config={"kv_cache_scheme": {"num_bits": 8}})
+    at = opened(open_page, capacity_model=place)
+    formats = at.selectbox(key="capacity_format_own")
+    assert "auto" not in formats.options and formats.value == "fp8"
+    assert metrics(at)["KV cache per token"] == "64 KiB"
+
+
 def test_a_length_that_would_not_start_says_which_would(open_page: OpenPage) -> None:
     at = opened(open_page, capacity_model="meta-llama/Llama-3.1-8B-Instruct", capacity_length_131072="131,072 tokens")
     assert "vLLM would not start: one request of 131,072 tokens does not fit, 30,592 would." in said(at)

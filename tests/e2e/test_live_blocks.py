@@ -74,6 +74,11 @@ def test_a_second_request_with_the_same_beginning_shares_them(app: App, page: Pa
     expect(page.locator(".lab-events")).to_contain_text(re.compile(r"2\s*found \d+ blocks?"))
 
 
+def found(page: Page, requests: int) -> None:
+    """So many of the four found something in the cache."""
+    expect(page.get_by_text(re.compile(r"^[1-9]\d* of \d+ tokens$"))).to_have_count(requests, timeout=ANSWER_MS)
+
+
 def test_four_requests_share_their_system_prompt(page: Page) -> None:
     page.get_by_role("button", name="Send four requests").click()
     shared = with_marks(page, "A", "B", "C", "D")
@@ -82,7 +87,9 @@ def test_four_requests_share_their_system_prompt(page: Page) -> None:
     expect(own).to_be_visible(timeout=PAGE_MS)
     high, low = shared.first.bounding_box(), own.bounding_box()
     assert high and low and high["height"] > 3 * low["height"]
-    expect(page.get_by_text(re.compile(r"^[1-9]\d* of \d+ tokens$"))).to_have_count(4, timeout=ANSWER_MS)
+    found(page, 3)  # the first one computed what the others found
+    page.get_by_role("button", name="Send four requests").click()
+    found(page, 4)
 
 
 def test_the_numbers_are_there_and_nothing_was_lost(page: Page) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engine.chat import ChatOptions, ChatRegistry
 from engine.config import ServerConfig
 from engine.errors import AlreadyRunning, ConfigError, LabError
 from engine.kv.live import watch
@@ -183,6 +184,20 @@ def test_two_requests_with_one_beginning_share_its_blocks(live: LiveBlocks) -> N
         (trunk,) = wait_for_blocks(live, 4).chains
     assert [[mark.title for mark in block.marks] for block in trunk.blocks] == [["Why?", "Why not?"]] * 2
     assert [child.blocks[0].marks[0].label for child in trunk.children] == ["1", "2"]
+
+
+def test_chat_turns_are_marked_where_somebody_listens(live: LiveBlocks, fake: FakeOpenAI) -> None:
+    session = ChatRegistry(extra_fields=live.chat_fields).get("one")
+    session.send(fake.endpoint(), "Why is the sky blue?", ChatOptions(max_tokens=3))
+    assert session.wait(30)
+    option_of(live)
+    session.send(fake.endpoint(), "And the sea?", ChatOptions(max_tokens=3))
+    assert session.wait(30)
+    first, second = (sent.body for sent in fake.sent)
+    assert "session_id" not in first and "vllm_xargs" not in first
+    (mark,) = cache_of(live).marks
+    assert (mark.label, mark.title) == ("1", "And the sea?")
+    assert {name: second[name] for name in mark.request_fields} == mark.request_fields
 
 
 # -- for those who look

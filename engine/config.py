@@ -142,6 +142,7 @@ class ServerConfig:
     block_size: int | None = None
     enforce_eager: bool | None = None
     enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool | None = None
     gpu_memory_utilization: float = 0.9
     kv_cache_gib: int | None = None
     attention_backend: str | None = None
@@ -179,6 +180,12 @@ class ServerConfig:
             raise ConfigError(
                 f"max_num_batched_tokens ({batched}) is below max_num_seqs ({self.max_num_seqs}).",
                 "Every running sequence needs at least one token per step: raise the first or lower the second.",
+            )
+        length = self.max_model_len
+        if self.enable_chunked_prefill is False and batched is not None and length is not None and batched < length:
+            raise ConfigError(
+                f"max_num_batched_tokens ({batched}) is below max_model_len ({length}), without chunked prefill.",
+                "A prompt must then fit into one step: raise the first, lower the second, or let prefill be chunked.",
             )
 
     def to_dict(self) -> dict[str, Any]:

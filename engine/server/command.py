@@ -119,6 +119,8 @@ def build_launch(
     argv = [python, "-m", MODULE, *(word for flag in flags for word in flag)]
     argv.append("--enforce-eager" if uses_eager(config, hardware) else "--no-enforce-eager")
     argv.append("--enable-prefix-caching" if config.enable_prefix_caching else "--no-enable-prefix-caching")
+    if config.enable_chunked_prefill is not None:
+        argv.append(f"--{'' if config.enable_chunked_prefill else 'no-'}enable-chunked-prefill")
     for name in ("enable-per-request-metrics", "enable-prompt-tokens-details", "disable-uvicorn-access-log"):
         if name.replace("-", "_") in known:
             argv.append(f"--{name}")

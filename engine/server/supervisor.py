@@ -284,7 +284,7 @@ class Supervisor:
     def _expected(self, config: ServerConfig) -> Mapping[str, float]:
         """Seconds that the phases took before; history is a comfort, not a condition."""
         try:
-            return self._store.expected_start(_history_key(config))
+            return self._store.expected_start(history_key(config))
         except LabError:
             return {}
 
@@ -292,7 +292,7 @@ class Supervisor:
         config = self.snapshot().config
         assert config is not None
         with contextlib.suppress(LabError):  # a full disk too
-            self._store.add_start(_history_key(config), durations, sum(durations.values()))
+            self._store.add_start(history_key(config), durations, sum(durations.values()))
 
     def _watch(self, endpoint: Endpoint, generation: int) -> None:
         """Look at an attached server now and then: it may go away, and come back."""
@@ -336,5 +336,6 @@ def _served_endpoint(url: str, api_key: str | None, model: str | None) -> Endpoi
     return Endpoint(url, chosen, api_key, served[chosen].max_model_len)
 
 
-def _history_key(config: ServerConfig) -> str:
+def history_key(config: ServerConfig) -> str:
+    """Starts that take about the same time share it."""
     return f"{config.model}|eager={config.enforce_eager}"

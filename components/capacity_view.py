@@ -38,7 +38,8 @@ def answer(fit: Fit, question: Question, subject: Subject) -> None:
 
 
 def _hero(fit: Fit, question: Question) -> None:
-    claim = f"users of {question.tokens_each:,} tokens fit at once, paged"
+    who = "user" if fit.paged_users == 1 else "users"
+    claim = f"{who} of {question.tokens_each:,} tokens at once, paged"
     if fit.ratio is not None:
         claim += f": {ratio(fit.ratio)} as many as contiguous"
     rows = [
@@ -94,8 +95,7 @@ def numbers(fit: Fit) -> None:
     columns[3].metric("Tokens", number(found.tokens if found else None), help=HELP["tokens"] + _blocks(fit))
     concurrency = UNKNOWN if found is None else f"{number(found.max_concurrency, 2)}×"
     columns[4].metric("Maximum concurrency", concurrency, help=HELP["concurrency"])
-    kind = plan.shape.kind
-    st.caption(f"{kind[0].upper()}{kind[1:]}: {plain(formula(plan))}")
+    st.caption(plain(_spelled_out(fit)))
     if found is not None and found.num_blocks and not found.starts:
         longest = f"{found.longest_len:,} would" if found.longest_len else "no length would"
         st.warning(
@@ -107,6 +107,16 @@ def numbers(fit: Fit) -> None:
             f"vLLM runs {fit.max_num_seqs:,} requests at once here by default; the rest wait. "
             "`--max-num-seqs` raises that."
         )
+
+
+def _spelled_out(fit: Fit) -> str:
+    """Bytes per token with the model's own numbers, and which layers forget."""
+    shape = fit.plan.shape
+    text = f"{shape.kind[0].upper()}{shape.kind[1:]}: {formula(fit.plan)}"
+    if shape.window is None:
+        return text
+    which = "All layers" if shape.window_layers == shape.layers else f"{shape.window_layers} of {shape.layers} layers"
+    return f"{text}. {which} keep only the last {shape.window:,} tokens (sliding window)."
 
 
 def _groups(fit: Fit) -> str:

@@ -60,7 +60,7 @@ def test_the_answer_is_paged_against_contiguous_with_its_numbers(open_page: Open
     at = opened(open_page)
     assert titles(at) == ["How many fit?"]
     hero = " ".join(part(at, "capacity_answer").split())
-    assert "39 users of 768 tokens fit at once, paged: 13.0× as many as contiguous" in hero
+    assert "39 users of 768 tokens at once, paged: 13.0× as many as contiguous" in hero
     assert "Estimated: 22.5 GiB × 0.92 − 15.0 weights − 2.0 workspace (assumed) = 3.7 GiB for the KV cache." in hero
     assert (
         "Grouped-query attention: 32 layers × 8 KV heads × 2 (key and value) × 128 numbers × 2 bytes = 131,072 bytes"
@@ -72,6 +72,19 @@ def test_the_answer_is_paged_against_contiguous_with_its_numbers(open_page: Open
     assert (shown["Tokens"], shown["Maximum concurrency"]) == ("30,608", "3.74×")
     assert all(metric.help for metric in at.metric)
     assert_no_live_markup(at)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("google/gemma-3-27b-it", "52 of 62 layers keep only the last 1,024 tokens"),
+        ("mistralai/Mistral-7B-v0.1", "All layers keep only the last 4,096 tokens"),
+    ],
+)
+def test_layers_that_forget_are_said(open_page: OpenPage, model: str, words: str) -> None:
+    at = opened(open_page, capacity_model=model)
+    assert words in part(at, "capacity_answer")
+    assert any(field.label.startswith("Tokens in one step") for field in at.number_input)
 
 
 def test_every_card_is_shown_as_a_chart_and_a_table(open_page: OpenPage) -> None:

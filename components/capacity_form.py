@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 import streamlit as st
 
 from engine.config import OFFERED_MODELS, Settings
-from engine.environment import Hardware
+from engine.environment import GIB, Hardware
 from engine.kv.capacity import AUTO, PACKED_LATENT_BYTES, PACKED_LATENT_SIZE, SCALED_ENTRY_BYTES
 from engine.kv.cards import CARDS, RESERVE_GIB, THIS, UTILIZATION, Card, this_machine
 from engine.kv.facts import ModelFacts, Weights, find_facts, known_models
 from engine.kv.fit import Question
 from engine.kv.shape import ModelShape
 
-GIB = 1024**3
 BY_HAND = "Sizes by hand"
 DEFAULT_MODEL = "meta-llama/Meta-Llama-3-8B-Instruct"
 DEFAULT_CARD = "l4"

@@ -10,10 +10,11 @@ from components import html, palette
 from components.capacity_figures import Users, users_alt, users_figure
 from components.capacity_form import Subject
 from components.format import UNKNOWN, number, plain, ratio
-from engine.kv.fit import Fit, Question, cli_command, formula, serve_command
+from engine.environment import GIB
+from engine.kv.capacity_command import cli_command, serve_command
+from engine.kv.fit import Fit, Question, formula
 from engine.kv.proof import Proof
 
-GIB = 1024**3
 PAGED, CONTIGUOUS = "Paged", "Contiguous"
 HELP = {
     "token": "What all layers keep of one token, on one device. Exact: from the model's config.json.",

@@ -11,9 +11,10 @@ from engine.config import DEFAULT_MODEL, Settings
 from engine.environment import GIB, detect_hardware
 from engine.errors import ConfigError
 from engine.kv.capacity import AUTO, KV_DTYPES, MOST
+from engine.kv.capacity_command import cli_command, serve_command
 from engine.kv.cards import CARDS, GPU_BLOCK, RESERVE_GIB, THIS, UTILIZATION, Card, find_card
 from engine.kv.facts import ModelFacts, Weights, find_facts
-from engine.kv.fit import Fit, Question, ask, cli_command, formula, serve_command
+from engine.kv.fit import Fit, Question, ask, formula
 from engine.kv.shape import ModelShape
 from engine.server.command import DEFAULT_CPU_BLOCK
 

@@ -15,13 +15,13 @@ from typing import Any
 import yaml
 
 from engine.config import Settings
+from engine.environment import GIB
 from engine.errors import LabError, ModelOffline, ModelUnusable
 from engine.kv.shape import ModelShape, read_config, text_config
 from engine.model_fetch import hub_answers, hub_errors
 from engine.models import INDEX, find_ready
 
 KNOWN_FILE = Path(__file__).with_name("known_models.yaml")
-GIB = 1024**3
 LOADED_BYTES = 2
 # Their decoder layers are attention, a gated MLP and two norms, so that the sizes say how many numbers they hold.
 GATED = frozenset({"llama", "mistral", "qwen2", "qwen3"})

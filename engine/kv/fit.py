@@ -6,10 +6,9 @@ wherever it is not given (``Fit.budget`` is there then).
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 
-from engine.config import DEFAULT_MODEL
+from engine.environment import GIB
 from engine.kv.capacity import (
     ASYNCHRONOUS_BATCHES,
     AUTO,
@@ -20,10 +19,9 @@ from engine.kv.capacity import (
     KvPlan,
     KvSetup,
 )
-from engine.kv.cards import GPU_BLOCK, RESERVE_GIB, THIS, UTILIZATION, Budget, Card, budget
+from engine.kv.cards import GPU_BLOCK, RESERVE_GIB, UTILIZATION, Budget, Card, budget
 from engine.kv.shape import ModelShape
 
-GIB = 1024**3
 DEFAULT_LENGTH = 2048
 BATCHED_TOKENS = 2048
 
@@ -90,11 +88,11 @@ class Fit:
 
 def ask(question: Question, card: Card | None) -> Fit:
     """How many users fit; raises ConfigError for what can't be."""
-    plan = KvPlan(question.shape, _setup(question, card))
+    plan = KvPlan(question.shape, setup_of(question, card))
     refused = card.refuses(question.kv_dtype) if card else None
     if refused:
         return Fit(card, plan, refused=refused)
-    memory, left = _kv_memory(question, card)
+    memory, left = kv_memory_of(question, card)
     if memory is None:
         return Fit(card, plan)
     return Fit(
@@ -108,7 +106,8 @@ def ask(question: Question, card: Card | None) -> Fit:
     )
 
 
-def _setup(question: Question, card: Card | None) -> KvSetup:
+def setup_of(question: Question, card: Card | None) -> KvSetup:
+    """How the engine would be started on that card."""
     length = question.max_model_len
     if length is None:
         length = question.shape.max_length or DEFAULT_LENGTH
@@ -129,7 +128,8 @@ def _setup(question: Question, card: Card | None) -> KvSetup:
     )
 
 
-def _kv_memory(question: Question, card: Card | None) -> tuple[int | None, Budget | None]:
+def kv_memory_of(question: Question, card: Card | None) -> tuple[int | None, Budget | None]:
+    """Bytes for the KV cache, None where unknown; and the budget, where they are what a GPU has left."""
     if question.kv_memory_bytes is not None:
         return question.kv_memory_bytes, None
     if card is None:
@@ -165,55 +165,3 @@ def _heads(plan: KvPlan) -> str:
 
 def _bytes(count: int) -> str:
     return "1 byte" if count == 1 else f"{count} bytes"
-
-
-def cli_command(question: Question, model: str | None, card: Card | None, *, weights_given: bool = False) -> str:
-    """The same question from a terminal; ``model`` is None for sizes that were typed.
-
-    ``weights_given``: their size is somebody's own, not what the model says.
-    """
-    shape, setup = question.shape, _setup(question, card)
-    words = ["python", "-m", "engine", "capacity"]
-    if model is not None:
-        words += ["--model", model]
-    else:
-        words += ["--layers", str(shape.layers), "--kv-heads", str(shape.kv_heads)]
-        words += ["--head-size", str(shape.head_size)]
-    if question.kv_memory_bytes is not None:
-        words += ["--memory-gib", f"{question.kv_memory_bytes / GIB:g}"]
-    if card is not None and (card.key != THIS or question.kv_memory_bytes is not None):
-        words += ["--card", card.key]
-    if question.kv_memory_bytes is None and card is not None and not card.is_cpu:
-        words += ["--gpu-memory-utilization", f"{question.gpu_memory_utilization:g}"]
-        words += ["--reserve-gib", f"{question.reserve_bytes / GIB:g}"]
-        if question.weights_bytes is not None and (weights_given or model is None):
-            words += ["--weights-gib", f"{question.weights_bytes / GIB:.4f}"]
-    words += ["--max-model-len", str(setup.max_model_len), "--block-size", str(setup.block_size)]
-    words += ["--prompt-tokens", str(question.prompt_tokens), "--output-tokens", str(question.output_tokens)]
-    words += ["--kv-dtype", question.kv_dtype] if question.kv_dtype != AUTO else []
-    words += _parallel_words(question)
-    return shlex.join(words)
-
-
-def serve_command(question: Question, model: str | None, card: Card | None) -> str:
-    """The vLLM server whose KV cache this is; on a CPU with the memory in its variable."""
-    setup = _setup(question, card)
-    words = ["vllm", "serve", model or DEFAULT_MODEL, "--max-model-len", str(setup.max_model_len)]
-    words += ["--block-size", str(setup.block_size)]
-    words += _parallel_words(question)
-    if question.kv_dtype == "float32":
-        words += ["--dtype", "float32"]
-    elif question.kv_dtype != AUTO:
-        words += ["--kv-cache-dtype", question.kv_dtype]
-    if card is not None and card.is_cpu:
-        gib = (_kv_memory(question, card)[0] or 0) // GIB
-        return f"VLLM_CPU_KVCACHE_SPACE={gib} {shlex.join(words)}"
-    if question.kv_memory_bytes is not None:
-        return shlex.join([*words, "--kv-cache-memory-bytes", str(question.kv_memory_bytes)])
-    return shlex.join([*words, "--gpu-memory-utilization", f"{question.gpu_memory_utilization:g}"])
-
-
-def _parallel_words(question: Question) -> list[str]:
-    parts, batched = question.tensor_parallel_size, question.max_num_batched_tokens
-    words = ["--tensor-parallel-size", str(parts)] if parts > 1 else []
-    return words + (["--max-num-batched-tokens", str(batched)] if batched is not None else [])

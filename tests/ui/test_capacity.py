@@ -169,7 +169,7 @@ def test_a_machine_without_a_gpu_is_given_its_memory(open_page: OpenPage) -> Non
     memory.set_value(2).run()
     assert metrics(at)["KV cache"] == "2.0 GiB"
     assert "Estimated" not in part(at, "capacity_answer")
-    assert "VLLM_CPU_KVCACHE_SPACE=2 vllm serve" in said(at)
+    assert "VLLM_CPU_KVCACHE_SPACE=2 python -m vllm.entrypoints.openai.api_server --model Hug" in said(at)
     assert "--memory-gib 2 --card this" in shlex.join(command(at))
 
 

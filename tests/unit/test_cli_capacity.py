@@ -123,7 +123,7 @@ def test_this_machine_is_asked_where_nothing_is_said(capsys: pytest.CaptureFixtu
     assert found["card"] == "This machine (CPU)"
     assert found["memory_bytes"] % GIB == 0
     assert found["memory_source"].startswith("half of this machine's free memory")
-    assert found["serve_command"].startswith(f"VLLM_CPU_KVCACHE_SPACE={found['memory_bytes'] // GIB} vllm serve")
+    assert found["serve_command"].startswith(f"VLLM_CPU_KVCACHE_SPACE={found['memory_bytes'] // GIB} python -m vllm.")
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_the_conversation_is_saved_with_its_numbers(app: App, page: Page) -> Non
         turn["status"] == "done" and turn["ttft_ms"] > 0 and turn["server_ttft_ms"] > 0 for turn in (first, second)
     )
     assert 0 < second["cached_tokens"] < second["prompt_tokens"]
-    expect(page.get_by_test_id("stPageLink").get_by_text("Saved", exact=True)).to_be_visible()
+    expect(page.get_by_role("link", name="Saved")).to_be_visible()
 
 
 def test_a_refresh_and_a_second_tab_show_the_same_and_start_nothing(

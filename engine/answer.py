@@ -31,6 +31,7 @@ class AnswerRecorder:
         self.last_read_s = self.sent_s
         self.ended_s: float | None = None
         self.finish_s: float | None = None
+        self.first_choice_s: float | None = None
         self.times_s: list[float] = []
         self.texts: list[str] = []
         self.usage: dict[str, Any] = {}
@@ -73,6 +74,8 @@ class AnswerRecorder:
         return False
 
     def _take_choice(self, choice: dict[str, Any], now_s: float) -> None:
+        if self.first_choice_s is None:
+            self.first_choice_s = now_s
         text = text_of(choice)
         if text:
             self.times_s.append(now_s)
@@ -118,6 +121,7 @@ class AnswerRecorder:
             status=self.status,
             ended_s=self.ended_s,
             finish_s=self.finish_s,
+            first_choice_s=self.first_choice_s,
         )
 
 

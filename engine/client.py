@@ -104,7 +104,7 @@ async def stream(
     ``on_text(text, perf_counter_seconds)`` runs inside the event loop, so it must be quick.
     """
     recorder = AnswerRecorder(request.expected_tokens, on_text)
-    await _stream_into(recorder, session, endpoint, request, timeout_s, idle_timeout_s)
+    await stream_into(recorder, session, endpoint, request, timeout_s, idle_timeout_s)
     return recorder.trace()
 
 
@@ -133,7 +133,7 @@ def new_session() -> aiohttp.ClientSession:
     )
 
 
-async def _stream_into(
+async def stream_into(
     recorder: AnswerRecorder,
     session: aiohttp.ClientSession,
     endpoint: Endpoint,
@@ -141,6 +141,7 @@ async def _stream_into(
     timeout_s: float,
     idle_timeout_s: float,
 ) -> None:
+    """As ``stream``, into a recorder that others may look at meanwhile."""
     url = f"{endpoint.base_url}{request.path}"
     body = json.dumps(request.body(endpoint.model)).encode()
     headers = endpoint.headers | {"Content-Type": "application/json"}
@@ -252,7 +253,7 @@ async def _run_all(
     recorders = [AnswerRecorder(request.expected_tokens, _indexed(on_text, i)) for i, request in enumerate(requests)]
     async with new_session() as session:
         tasks = [
-            asyncio.create_task(_stream_into(recorder, session, endpoint, request, timeout_s, idle_timeout_s))
+            asyncio.create_task(stream_into(recorder, session, endpoint, request, timeout_s, idle_timeout_s))
             for recorder, request in zip(recorders, requests, strict=True)
         ]
         try:

@@ -114,6 +114,8 @@ class CompareRunner:
         expected = self.estimate(config, server)
         with self._lock:
             self.require_idle()
+            if reason := self._supervisor.snapshot().reserved:
+                raise AlreadyRunning(reason, "Wait until it is over, or cancel it.")
             before, self._board = self._board, Board(config, repeats_in_all(config), expected)
             if self._is_chatting():  # asked when the board says "running" already, as a chat asks the other way round
                 self._board = before

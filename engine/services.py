@@ -11,6 +11,7 @@ from engine.environment import Environment, collect
 from engine.errors import DataFolderInUse
 from engine.kv.live.follow import LiveBlocks
 from engine.kv.live.watch import BlockWatch
+from engine.load.runner import LoadTestRunner
 from engine.locks import FileLock
 from engine.server.command import installed_options, publishes_kv_events
 from engine.server.record import ServerRecord, read_record
@@ -29,6 +30,7 @@ class LabServices:
     store: RunStore
     supervisor: Supervisor
     compare: CompareRunner
+    load: LoadTestRunner
     chats: ChatRegistry
     blocks: BlockWatch
     lock: FileLock | None
@@ -36,6 +38,7 @@ class LabServices:
     def close(self) -> None:
         """Cancel what runs, stop the server (unless it is somebody else's) and free the data folder."""
         self.compare.close()
+        self.load.close()
         self.chats.close()
         self.blocks.close()
         self.supervisor.close()
@@ -87,17 +90,27 @@ def _open(settings: Settings, lock: FileLock | None) -> LabServices:
     store = RunStore(settings.database)
     live = LiveBlocks(supported=lambda: publishes_kv_events(installed_options()))
     supervisor = Supervisor(settings, store, owner=lock is not None, events=live)
-    # The two ask each other: what is measured must not share the machine with a chat.
+
+    # They ask each other: what is measured must not share the machine with a chat.
+    def require_nothing_measured() -> None:
+        compare.require_idle()
+        load.require_idle()
+
+    def is_chatting() -> bool:
+        return chats.streaming() or blocks.sending
+
     archive = ChatArchive(settings, store, supervisor.snapshot)
-    chats = ChatRegistry(before_turn=lambda: compare.require_idle(), archive=archive, extra_fields=live.chat_fields)
-    blocks = BlockWatch(live, supervisor.snapshot, before_sending=lambda: compare.require_idle())
-    compare = CompareRunner(settings, supervisor, store, is_chatting=lambda: chats.streaming() or blocks.sending)
+    chats = ChatRegistry(before_turn=require_nothing_measured, archive=archive, extra_fields=live.chat_fields)
+    blocks = BlockWatch(live, supervisor.snapshot, before_sending=require_nothing_measured)
+    compare = CompareRunner(settings, supervisor, store, is_chatting)
+    load = LoadTestRunner(settings, supervisor, store, is_chatting)
     return LabServices(
         settings=settings,
         environment=collect(settings),
         store=store,
         supervisor=supervisor,
         compare=compare,
+        load=load,
         chats=chats,
         blocks=blocks,
         lock=lock,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import traceback
 
-from engine.cli import capacity, chat, check, compare, runs, serve, simulate, stop
+from engine.cli import capacity, chat, check, compare, load, runs, serve, simulate, stop
 from engine.cli.common import say
 from engine.config import Settings
 from engine.errors import LabError
@@ -18,6 +18,7 @@ VERBS = (
     check,
     serve,
     compare,
+    load,
     chat,
     simulate,
     capacity,

@@ -185,7 +185,7 @@ class LevelResult:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Rebuild from ``to_dict``, also after JSON; unknown names (a newer version's) are ignored."""
-        known = {name: values.get(name) for name in ("users", "rate_req_s", *PLAIN) if name in values}
+        known: dict[str, Any] = {name: values.get(name) for name in ("users", "rate_req_s", *PLAIN) if name in values}
         distributions: dict[str, Any] = {f"{measure}_ms": _distribution(measure, values) for measure in MEASURES}
         return cls(
             label=str(values.get("label", "")),

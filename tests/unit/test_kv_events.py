@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 from array import array
 from collections.abc import Iterator
 
 import msgspec
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.errors import ConfigError
 from engine.kv.live.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, MalformedBatch, decode
 from engine.kv.live.feed import LAST_SEQUENCE, EventFeed, FeedCounts
 from tests.kv_publisher import CLEARED, Publisher, packed, removed, stored
@@ -196,10 +199,22 @@ def test_a_publisher_that_begins_again_is_told(listener: Listener) -> None:
     with Publisher(listener.feed.server_option()) as publisher:
         publisher.send(stored([1]))
         publisher.send(stored([2]))
-        publisher.begin_again()
         publisher.send(stored([3]))
-        listener.wait([1, 2, 3])
-    assert (listener.restarted, listener.feed.counts.restarts) == ([0], 1)
+        publisher.begin_again()
+        publisher.lose(stored([4]))
+        publisher.send(stored([5]))
+        listener.wait([1, 2, 3, 4, 5])
+    assert (listener.restarted, listener.feed.counts) == ([0], FeedCounts(batches=5, replayed=1, restarts=1))
+
+
+def test_without_a_port_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise zmq.ZMQError(errno.EADDRINUSE)
+
+    monkeypatch.setattr(zmq.Socket, "bind_to_random_port", refuse)
+    with pytest.raises(ConfigError, match="No port") as caught:
+        EventFeed(lambda batch: None)
+    assert caught.value.remedy
 
 
 def test_garbage_is_counted_and_survived(listener: Listener) -> None:

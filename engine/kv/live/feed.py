@@ -66,17 +66,13 @@ class EventFeed:
 
     def __init__(self, take: TakeBatch, restarted: Callable[[int], None] = lambda rank: None, ranks: int = 1) -> None:
         self._take, self._restarted, self._ranks = take, restarted, ranks
-        self._context = zmq.Context()
-        self._sub = self._context.socket(zmq.SUB)
-        self._sub.setsockopt(zmq.RCVHWM, WAITING_BATCHES)
-        self._sub.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self._sub.setsockopt(zmq.LINGER, 0)
-        self._sub.setsockopt_string(zmq.SUBSCRIBE, TOPIC)
         self._replay_address = f"ipc://@vllm-lab-{secrets.token_hex(8)}" if ranks == 1 else None
         self._counts = FeedCounts()
         self._next: dict[int, int] = {}
         self._closing = threading.Event()
+        self._context = zmq.Context()
         try:
+            self._sub = _subscriber(self._context)
             self.port = _bind_in_a_row(self._sub, ranks)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
@@ -124,7 +120,8 @@ class EventFeed:
         if sequence < expected:  # on one connection they come in order: this is a new publisher
             self._add(restarts=1)
             self._restarted(batch.rank)
-        elif sequence > expected:
+            expected = 0
+        if sequence > expected:
             self._mend(expected, sequence)
         self._hand_on(batch)
 
@@ -179,6 +176,15 @@ class EventFeed:
     def _add(self, **more: int) -> None:
         counts = self._counts
         self._counts = replace(counts, **{name: getattr(counts, name) + value for name, value in more.items()})
+
+
+def _subscriber(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    sub = context.socket(zmq.SUB)
+    sub.setsockopt(zmq.RCVHWM, WAITING_BATCHES)
+    sub.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    sub.setsockopt(zmq.LINGER, 0)
+    sub.setsockopt_string(zmq.SUBSCRIBE, TOPIC)
+    return sub
 
 
 def _bind_in_a_row(sub: zmq.Socket[bytes], ranks: int) -> int:

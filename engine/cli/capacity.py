@@ -166,9 +166,10 @@ NO_ROOM = "no memory is left for it: take a larger card, more devices, or a smal
 
 
 def _text(answer: dict[str, Any]) -> str:
+    each = " on each device" if answer["tensor_parallel_size"] > 1 else ""
     lines = [
         f"{answer['model'] or 'A model of these sizes'} ({answer['origin']}): {answer['attention']}",
-        f"KV cache per token: {answer['formula']}",
+        f"KV cache per token{each}: {answer['formula']}",
     ]
     if answer["num_blocks"] is None:
         return "\n".join([*lines, "The memory left for it is not known: give --memory-gib or --weights-gib."])

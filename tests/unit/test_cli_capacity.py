@@ -99,6 +99,8 @@ def test_weights_are_shared_out_among_the_devices(capsys: pytest.CaptureFixture[
     found = asked(capsys, *words)
     assert found["budget"]["weights"] == 2 * 70_553_706_496 // 4
     assert found["kv_bytes_per_token"] == 327_680 // 4
+    main(["capacity", *words])
+    assert "KV cache per token on each device: 80 layers × 2 KV heads" in capsys.readouterr().out
 
 
 def test_weights_that_fill_the_card_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,7 @@ class Lab:
         self.settings = Settings.from_env()
         self.store = RunStore(self.settings.database)
         self.words: list[str] = []
+        self.preload: dict[str, str] = {}
         self.launched: list[Launch] = []
         self.gate = tmp_path / "gate"
         self._guards_before = set(guards())
@@ -76,7 +77,7 @@ class Lab:
         kv_events: str | None = None,
     ) -> Launch:
         argv = (sys.executable, "-m", "tests.fake_server", "--port", str(port), "--model", source.model_id)
-        env = {"VLLM_API_KEY": api_key, "PYTHONPATH": str(PROJECT_ROOT)}
+        env = {"VLLM_API_KEY": api_key, "PYTHONPATH": str(PROJECT_ROOT)} | self.preload
         told = ("--kv-events-config", kv_events) if kv_events else ()
         self.launched.append(Launch((*argv, *told, *self.words, "--gate", str(self.gate)), env))
         return self.launched[-1]

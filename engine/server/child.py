@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 from engine.config import PROJECT_ROOT
 from engine.errors import ServerFailed
@@ -36,11 +36,37 @@ class Exit:
     error: str | None = None
 
 
+class Guard(Protocol):
+    """The guard process as ``subprocess.Popen`` shows it."""
+
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> object: ...
+
+
+def _start_guard() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "engine.server.guard"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=PROJECT_ROOT,
+        start_new_session=True,
+    )
+
+
 class ServerChild:
     """One guarded server process group. Thread-safe; ends with the process that made it."""
 
-    def __init__(self, launch: Launch, log_path: Path, inherited: Mapping[str, str]) -> None:
-        """Starts at once; raises ServerFailed when there is nothing to start."""
+    def __init__(
+        self, launch: Launch, log_path: Path, inherited: Mapping[str, str], guard: Guard | None = None
+    ) -> None:
+        """Starts at once, with a guard of its own if none is given; raises ServerFailed when nothing starts."""
         self.scratch = scratch = tempfile.mkdtemp(prefix=SCRATCH_PREFIX)
         # Sockets and temporary files of the server go into a folder that the guard removes.
         env = launch.full_env(inherited) | {"TMPDIR": scratch, "VLLM_RPC_BASE_PATH": scratch}
@@ -50,13 +76,7 @@ class ServerChild:
         self._started = threading.Event()
         self.pid: int | None = None
         self.ticks: int | None = None
-        self._guard = subprocess.Popen(
-            [sys.executable, "-m", "engine.server.guard"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=PROJECT_ROOT,
-            start_new_session=True,
-        )
+        self._guard = guard or _start_guard()
         self._listener = threading.Thread(target=self._listen, name="server-guard", daemon=True)
         self._listener.start()
         self._tell(json.dumps(order).encode() + b"\n")

@@ -20,10 +20,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from engine.server.processes import POLL_S, children_of, end_group, kill_group, shared_memory_of, start_ticks, wait_gone
+from engine.server.processes import (
+    POLL_S,
+    children_of,
+    end_group,
+    kill_group,
+    openmp_files,
+    shared_memory_of,
+    start_ticks,
+    wait_gone,
+)
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -43,8 +53,11 @@ class Order:
     grace_s: float
 
 
-def main() -> int:
-    """Run one server to its end; exit code 0 whenever the group is gone."""
+def main(spawn: Callable[[Order], int] | None = None) -> int:
+    """Run one server to its end; exit code 0 whenever the group is gone.
+
+    ``spawn`` starts it as the leader of a group of its own and returns its pid: as a program, unless told otherwise.
+    """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -55,20 +68,20 @@ def main() -> int:
         return 0
     order = Order(**json.loads(line))
     try:
-        return _guard(order)
+        return _guard(order, spawn or _spawn)
     finally:
         shutil.rmtree(order.cwd, ignore_errors=True)
 
 
-def _guard(order: Order) -> int:
+def _guard(order: Order, spawn: Callable[[Order], int]) -> int:
     try:
-        server = _spawn(order)
+        server = spawn(order)
     except OSError as error:
         _emit(event="exited", code=None, killed=0, left=[], asked=False, error=str(error))
         return 1
     _emit(event="started", pid=server, ticks=start_ticks(server))
     asked, code = _wait(server)
-    memory = shared_memory_of(server)
+    memory = shared_memory_of(server) | openmp_files(server)
     if code is None:
         killed, left = end_group(server, order.grace_s)
         code = _reap(server)
@@ -93,11 +106,11 @@ def _spawn(order: Order) -> int:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_follow_guard,
+            preexec_fn=follow_guard,
         ).pid
 
 
-def _follow_guard() -> None:
+def follow_guard() -> None:
     """In the child: default signals again, and SIGTERM should the guard itself be killed."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

@@ -28,6 +28,7 @@ from engine.server.command import Launch
 from engine.server.diagnosis import diagnose_file
 from engine.server.startup import StartupTracker
 from engine.server.state import Diagnosis, KvCapacity, Phase, ServerState
+from engine.server.warm import WarmStarts
 from engine.telemetry.prometheus import scrape
 
 POLL_S = 0.25
@@ -67,6 +68,7 @@ class Tools:
     publish: Callable[..., None]
     remember: Callable[[Mapping[str, float]], None]
     events: BlockEvents | None = None
+    warm: WarmStarts | None = None
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,11 @@ class ServerLife:
         launch = tools.build(config, hardware, source, port=port, api_key=key, kv_events=kv_events)
         endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", source.model_id, key, config.max_model_len)
         log_path = self._new_log()
-        child = self._child = ServerChild(launch, log_path, os.environ)
+        warm = tools.warm
+        guard = warm.guard(launch, os.environ, self._check) if warm is not None else None
+        if warm is not None and warm.why_not:
+            log.note(log_path, f"Started as a program, not from a process with vLLM imported: {warm.why_not}.")
+        child = self._child = ServerChild(launch, log_path, os.environ, guard)
         assert child.pid is not None and child.ticks is not None
         self._record = record.ServerRecord(
             pid=child.pid,

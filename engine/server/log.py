@@ -51,6 +51,12 @@ def _matches(file: TextIO, needle: str) -> Iterator[str]:
             yield line.rstrip("\n")
 
 
+def note(path: Path, text: str) -> None:
+    """Put a line of the lab's own among the server's."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"[vLLM Lab] {text}\n")
+
+
 def prune(folder: Path, pattern: str = "server-*.log", keep: int = KEPT_LOGS) -> None:
     """Forget all but the newest logs."""
     for old in sorted(folder.glob(pattern))[:-keep]:

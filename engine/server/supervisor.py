@@ -41,6 +41,7 @@ from engine.server.life import (
 )
 from engine.server.startup import StartupTracker
 from engine.server.state import Diagnosis, KvCapacity, ServerSnapshot, ServerState
+from engine.server.warm import WarmStarts
 from engine.store import RunStore
 
 PORT_TRIES = 3
@@ -62,9 +63,10 @@ class Supervisor:
         prepare_model: Callable[..., ModelSource] = prepare,
         hardware: Callable[[Settings], Hardware] = detect_hardware,
         events: BlockEvents | None = None,
+        warm: WarmStarts | None = None,
     ) -> None:
         self._settings, self._store, self._owner = settings, store, owner
-        self._tools = Tools(settings, build, prepare_model, hardware, self._publish, self._remember, events)
+        self._tools = Tools(settings, build, prepare_model, hardware, self._publish, self._remember, events, warm)
         self._lock = threading.RLock()
         self._snapshot = ServerSnapshot()
         self._stop = threading.Event()
@@ -219,6 +221,8 @@ class Supervisor:
             self._call_off()
         if life is not None:
             life.join()
+        if self._tools.warm is not None:
+            self._tools.warm.close()
 
     # -- inside
 

@@ -19,7 +19,7 @@ class PagedMemory:
         self.units = slots // block_size
         self.ledger = Ledger(slots, slots % block_size)
         self.pool = BlockPool(self.units)
-        self._watermark = int(watermark * self.units)
+        self._watermark = int(watermark * (self.units + 1))  # vLLM counts its null block too
         self._tables: dict[Stay, list[list[int]]] = {}
 
     def estimate(self, request: Request) -> int:

@@ -41,7 +41,7 @@ with errors.shown():
     with popover:
         config = kv_form.settings(name)
     recording = simulations.recorded(config)
-    block_map(recording, key="paged_map")
+    block_map(recording, key=f"{name}_map")  # another preset begins anew, another setting goes on
     for note in recording["notes"]:
         st.caption(plain(note))
     kv_rules.show(config)

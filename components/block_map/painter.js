@@ -79,14 +79,10 @@ class Painter {
     this.canvas = canvas; this.overlay = overlay;
     this.on = canvas.getContext('2d', { alpha: false });
     this.over = overlay.getContext('2d');
-    this.show(memory, palette);
-  }
-
-  show(memory, palette) {
-    this.memory = memory;
-    this.palette = palette;
-    this.drawn = new Int32Array(memory.slots);
-    this.stale = true;
+    this.memory = memory; this.palette = palette;
+    this.selected = null;
+    this.drawn = new Int32Array(memory.slots); // what every slot looks like now
+    this.stale = true;                         // nothing of it holds any more
   }
 
   layout(width, height, theme) {

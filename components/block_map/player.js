@@ -20,9 +20,15 @@ class Player {
     if (this.selected !== null && this.selected >= this.payload.requests.arrival.length) this.selected = null;
     this.build();
     const still = window.matchMedia('(prefers-reduced-motion: reduce)').matches || data.autoplay === false;
-    if (first && still) this.frame = Math.floor(this.steps / 2);
+    if (first && still) this.frame = this.fullest();
     if (first && !still) this.playing = true;
     this.layout();
+  }
+
+  /** The first step in which the paged memory has the most requests. */
+  fullest() {
+    const { running } = this.payload.sides[1].series;
+    return running.indexOf(running.reduce((most, number) => Math.max(most, number), 0));
   }
 
   build() {

@@ -29,7 +29,7 @@ def opened(open_page: OpenPage, **query: str) -> AppTest:
 
 def drawn(at: AppTest) -> dict[str, Any]:
     """What the browser was given."""
-    (node,) = [node for node in nodes(at) if getattr(node, "key", None) == "paged_map"]
+    (node,) = [node for node in nodes(at) if (getattr(node, "key", None) or "").endswith("_map")]
     return json.loads(node.proto.json)
 
 

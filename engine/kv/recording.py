@@ -18,12 +18,13 @@ from engine.kv.presets import ALLOCATOR_TITLES
 from engine.kv.scheduler import Scheduler
 from engine.kv.stay import Grant, Stay
 from engine.kv.timeline import COUNTS, KINDS
-from engine.kv.workloads import Request, make_workload
+from engine.kv.workloads import Request, make_workload, workload_notes
 
 VERSION = 1
 MOST_SLOTS = 4096
 MOST_REQUESTS = 200
 MOST_STEPS = 2000
+MOST_ROWS = 60_000  # of holds and cached marks: about two megabytes of JSON
 Columns = dict[str, list[Any]]
 
 
@@ -42,9 +43,12 @@ def record(config: SimulationConfig, most_steps: int = MOST_STEPS) -> dict[str, 
         raise ConfigError(f"{config.memory_tokens:,} slots can't be drawn.", f"Use at most {MOST_SLOTS:,}.")
     workload = make_workload(config)
     requests = workload.requests[:MOST_REQUESTS]
-    sides = [_Side(name, make_memory(name, config)) for name in config.allocators]
-    ends = [side.run(requests, config.max_num_seqs, most_steps) for side in sides]
-    steps = min(max(ends) + 1, most_steps)
+    sides, end = _run(config, requests, most_steps)
+    rows = sorted(frame for side in sides for columns in (side.holds, side.cached) for frame in columns["frame"])
+    if len(rows) > MOST_ROWS:
+        most_steps = max(rows[MOST_ROWS], 1)
+        sides, end = _run(config, requests, most_steps)
+    steps = min(end + 1, most_steps)
     return {
         "version": VERSION,
         "slots": config.memory_tokens,
@@ -57,8 +61,14 @@ def record(config: SimulationConfig, most_steps: int = MOST_STEPS) -> dict[str, 
             "name": [request.name for request in requests],
         },
         "sides": [side.payload(steps) for side in sides],
-        "notes": _notes(len(workload.requests), max(ends), most_steps),
+        "notes": [*workload_notes(config, workload), *_notes(len(workload.requests), end, most_steps)],
     }
+
+
+def _run(config: SimulationConfig, requests: Sequence[Request], most_steps: int) -> tuple[list[_Side], int]:
+    """Both sides, and the step in which the last request of the slower one was gone."""
+    sides = [_Side(name, make_memory(name, config)) for name in config.allocators]
+    return sides, max(side.run(requests, config.max_num_seqs, most_steps) for side in sides)
 
 
 def _notes(requests: int, end: int, most_steps: int) -> list[str]:

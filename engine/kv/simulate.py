@@ -11,7 +11,7 @@ from engine.kv.allocators import make_memory
 from engine.kv.presets import ALLOCATOR_TITLES, PRESETS, matching_preset
 from engine.kv.scheduler import Scheduler
 from engine.kv.timeline import Timeline
-from engine.kv.workloads import Workload, make_workload
+from engine.kv.workloads import Workload, make_workload, workload_notes
 
 WARM_UP_SHARE = 1 / 3
 
@@ -165,16 +165,10 @@ def _shares(timeline: Timeline, start: int, end: int, slots: int) -> dict[str, f
 
 
 def _notes(config: SimulationConfig, workload: Workload, results: dict[str, AllocatorResult]) -> list[str]:
-    notes = []
-    limit = f"max_model_len ({config.max_model_len:,})"
-    if workload.too_long:
-        notes.append(
-            f"Prompts that leave no room for an answer within {limit}: {workload.too_long:,} (rejected, as in vLLM)."
-        )
-    if workload.shortened:
-        notes.append(f"Answers that end at {limit}, as in vLLM: {workload.shortened:,}.")
-    for name, result in results.items():
-        too_large = result.rejected - workload.too_long
-        if too_large:
-            notes.append(f"{ALLOCATOR_TITLES[name]}: requests larger than the memory, rejected: {too_large:,}.")
-    return notes
+    too_large = {name: result.rejected - workload.too_long for name, result in results.items()}
+    rejected = [
+        f"{ALLOCATOR_TITLES[name]}: requests larger than the memory, rejected: {count:,}."
+        for name, count in too_large.items()
+        if count
+    ]
+    return [*workload_notes(config, workload), *rejected]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import math
+import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +20,7 @@ SAMPLE_TRACE = Path(__file__).parent / "samples" / "azure_conversation_sample.cs
 SAMPLE_CREDIT = "Azure LLM inference trace 2023, conversation (Patel et al., Splitwise, ISCA 2024; CC BY 4.0)"
 MOST_SLOTS = SIMULATION_LIMITS["memory_tokens"][1]
 MOST_ROWS = 1_000_000
+MOST_BYTES = 256 * 1024**2
 MOST_TOKENS = 10_000_000
 LATEST_S = 1e8
 MOST_TYPED = 1000
@@ -37,6 +41,7 @@ def read_trace(path: str, *, timed: bool) -> list[Row]:
         raise ConfigError("No trace file was given.", "Give the path of a CSV file. " + FORMAT)
     name = Path(path).name
     try:
+        _require_plain_file(Path(path))
         with open(path, newline="", encoding="utf-8-sig") as lines:
             rows = list(_parse(lines, name, timed))
     except (OSError, ValueError, csv.Error) as error:
@@ -73,6 +78,17 @@ def read_typed(text: str) -> list[Row]:
     if len(rows) > MOST_TYPED:
         raise ConfigError(f"{len(rows)} requests were typed.", f"Type at most {MOST_TYPED}; use a trace file for more.")
     return sorted(rows, key=lambda row: row.arrival or 0.0)
+
+
+def _require_plain_file(path: Path) -> None:
+    """A device or a pipe may never end; a file without line ends would be read in one piece."""
+    found = path.stat()
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is not a plain file")
+    if found.st_size > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES // 1024**2} MiB")
 
 
 def _parse(lines: Iterable[str], name: str, timed: bool) -> Iterator[Row]:

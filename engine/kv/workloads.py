@@ -61,6 +61,18 @@ def make_workload(config: SimulationConfig) -> Workload:
     return _workload(config, arrivals, [next(pairs) for _ in arrivals], closed)
 
 
+def workload_notes(config: SimulationConfig, workload: Workload) -> list[str]:
+    """In plain words, what became of requests that max_model_len is too short for."""
+    notes = []
+    limit = f"max_model_len ({config.max_model_len:,})"
+    if workload.too_long:
+        count = f"{workload.too_long:,} (rejected, as in vLLM)"
+        notes.append(f"Prompts that leave no room for an answer within {limit}: {count}.")
+    if workload.shortened:
+        notes.append(f"Answers that end at {limit}, as in vLLM: {workload.shortened:,}.")
+    return notes
+
+
 def _sampler(config: SimulationConfig) -> Iterator[tuple[int, int]]:
     rng = random.Random(f"lengths {config.seed}")
     match config.workload:

@@ -184,6 +184,23 @@ def test_the_largest_recording_is_under_two_megabytes() -> None:
     assert len(json.dumps(payload, separators=(",", ":"))) < 2_000_000
 
 
+def test_what_would_be_larger_is_cut_at_an_earlier_step_and_it_is_said() -> None:
+    samples = replace(ANIMATIONS["parallel"].config, requests=200, memory_tokens=4096, block_size=1)
+    payload = record(samples)
+    assert 500 < payload["steps"] < 2000
+    assert len(json.dumps(payload, separators=(",", ":"))) < 2_000_000
+    assert payload["notes"] == [
+        f"The first {payload['steps']:,} steps are shown; some requests have not ended by then."
+    ]
+
+
+def test_requests_that_are_too_long_are_noted() -> None:
+    config = replace(ANIMATIONS["lab"].config, workload="typed", typed="600 1; 10 5")
+    assert record(config)["notes"] == [
+        "Prompts that leave no room for an answer within max_model_len (512): 1 (rejected, as in vLLM)."
+    ]
+
+
 def test_a_long_workload_is_cut_and_it_is_said() -> None:
     payload = record(replace(ANIMATIONS["lab"].config, requests=500), most_steps=100)
     assert payload["steps"] == 100

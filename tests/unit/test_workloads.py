@@ -193,6 +193,7 @@ def test_files_that_are_no_traces(tmp_path: Path) -> None:
     for path, cause in (
         ("", "No trace file was given."),
         (str(tmp_path / "none.csv"), "The trace none.csv can't be read: No such file or directory."),
+        ("/dev/zero", "The trace zero can't be read: it is not a plain file."),
         (str(tmp_path), f"The trace {tmp_path.name} can't be read: Is a directory."),
     ):
         with pytest.raises(ConfigError) as caught:

@@ -24,7 +24,7 @@ def _open() -> LabServices:
     settings = Settings.from_env()
     services = open_lab(settings)
     try:
-        if settings.autostart:
+        if settings.autostart and not services.tuning.resume_interrupted():
             services.supervisor.start()
     except BaseException:
         services.close()  # else the data folder would stay ours, and the next try would find it taken

@@ -17,6 +17,7 @@ from engine.server.command import installed_options, publishes_kv_events
 from engine.server.record import ServerRecord, read_record
 from engine.server.supervisor import Supervisor
 from engine.store import RunStore
+from engine.tuning.runner import TuningRunner
 
 OWNER_LOCK = "owner.lock"
 
@@ -31,6 +32,7 @@ class LabServices:
     supervisor: Supervisor
     compare: CompareRunner
     load: LoadTestRunner
+    tuning: TuningRunner
     chats: ChatRegistry
     blocks: BlockWatch
     lock: FileLock | None
@@ -39,6 +41,7 @@ class LabServices:
         """Cancel what runs, stop the server (unless it is somebody else's) and free the data folder."""
         self.compare.close()
         self.load.close()
+        self.tuning.close()
         self.chats.close()
         self.blocks.close()
         self.supervisor.close()
@@ -95,6 +98,7 @@ def _open(settings: Settings, lock: FileLock | None) -> LabServices:
     def require_nothing_measured() -> None:
         compare.require_idle()
         load.require_idle()
+        tuning.require_idle()
 
     def is_chatting() -> bool:
         return chats.streaming() or blocks.sending
@@ -104,6 +108,7 @@ def _open(settings: Settings, lock: FileLock | None) -> LabServices:
     blocks = BlockWatch(live, supervisor.snapshot, before_sending=require_nothing_measured)
     compare = CompareRunner(settings, supervisor, store, is_chatting)
     load = LoadTestRunner(settings, supervisor, store, is_chatting)
+    tuning = TuningRunner(settings, supervisor, store, is_chatting, owner=lock is not None)
     return LabServices(
         settings=settings,
         environment=collect(settings),
@@ -111,6 +116,7 @@ def _open(settings: Settings, lock: FileLock | None) -> LabServices:
         supervisor=supervisor,
         compare=compare,
         load=load,
+        tuning=tuning,
         chats=chats,
         blocks=blocks,
         lock=lock,

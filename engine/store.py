@@ -32,6 +32,9 @@ MIGRATIONS = (
     CREATE TABLE starts (id INTEGER PRIMARY KEY, key TEXT NOT NULL, phases TEXT NOT NULL, total_s REAL NOT NULL);
     CREATE INDEX starts_key ON starts (key, id);
     """,
+    """
+    CREATE TABLE documents (kind TEXT NOT NULL, id TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (kind, id));
+    """,
 )
 NUMBERS = ("duration_s", "ratio")
 COLUMNS = ("config", "environment", "model", "results")
@@ -151,6 +154,22 @@ class RunStore:
         starts = [_loaded(row["phases"]) for row in rows]
         names = {name for start in starts for name in start}
         return {name: statistics.median([s[name] for s in starts if name in s]) for name in names}
+
+    def put_document(self, kind: str, name: str, body: Mapping[str, Any]) -> None:
+        """Keep something that is no run (a study, a profile), in place of the one with its name."""
+        with self._connect() as db:
+            db.execute("INSERT OR REPLACE INTO documents (kind, id, body) VALUES (?, ?, ?)", (kind, name, _dump(body)))
+
+    def documents(self, kind: str) -> dict[str, Any]:
+        """All of a kind by name, in the order of their names; what is damaged is empty."""
+        with self._connect() as db:
+            rows = db.execute("SELECT id, body FROM documents WHERE kind = ? ORDER BY id", (kind,)).fetchall()
+        return {str(row["id"]): _loaded(row["body"]) for row in rows}
+
+    def delete_document(self, kind: str, name: str) -> bool:
+        """True when there was one."""
+        with self._connect() as db:
+            return db.execute("DELETE FROM documents WHERE kind = ? AND id = ?", (kind, name)).rowcount > 0
 
     def _rows(self, columns: str, kind: str | None, limit: int | None) -> Sequence[sqlite3.Row]:
         query = f"SELECT {columns} FROM runs WHERE ?1 IS NULL OR kind = ?1 ORDER BY id DESC LIMIT ?2"

@@ -91,15 +91,15 @@ def config_of(arguments: argparse.Namespace) -> LoadTestConfig:
         changes["timeout_s"] = arguments.timeout
     if arguments.prompt_file and not arguments.prompts:
         changes["prompts"] = "file"
-    return replace(_base(arguments), **(changes | _slo(arguments.slo)))
+    return replace(_base(arguments), **(changes | slo_limits(arguments.slo)))
 
 
 def _base(arguments: argparse.Namespace) -> LoadTestConfig:
     """The profile and its levels."""
     if arguments.users and arguments.rate:
         raise ConfigError("Both users and a rate were given.", "Give one of them: a closed or an open loop.")
-    rates = tuple(_numbers(arguments.rate, float)) if arguments.rate else ()
-    users = tuple(_numbers(arguments.users, int)) if arguments.users else LoadTestConfig.users
+    rates = tuple(numbers(arguments.rate, float)) if arguments.rate else ()
+    users = tuple(numbers(arguments.users, int)) if arguments.users else LoadTestConfig.users
     profile = arguments.profile or ("trace" if arguments.trace else "poisson" if rates else "closed")
     return LoadTestConfig(profile=profile, users=users, rates=rates, trace=arguments.trace or "")
 
@@ -128,7 +128,7 @@ def _save_files(
                 raise LabError(f"{path} can't be written: {error}.", "Give another file.") from error
 
 
-def _slo(text: str | None) -> dict[str, float]:
+def slo_limits(text: str | None) -> dict[str, float]:
     found: dict[str, float] = {}
     for part in (text or "").split(","):
         name, _, value = part.partition("=")
@@ -144,7 +144,7 @@ def _slo(text: str | None) -> dict[str, float]:
     return found
 
 
-def _numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
+def numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
     try:
         return [kind(word) for word in text.split(",")]
     except ValueError:

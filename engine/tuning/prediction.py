@@ -25,6 +25,7 @@ from engine.server.state import KvCapacity, Phase, ServerSnapshot
 from engine.server.supervisor import history_key
 from engine.store import RunStore
 
+PORT = 8000
 CPU_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 GUESSED_RESERVE = int(RESERVE_GIB * GIB)
 NOT_HERE = "The model is not on this machine yet: its KV cache is not known before it is downloaded."
@@ -125,18 +126,30 @@ class Known:
 
     hardware: Hardware
     source: ModelSource | None
-    starts: Mapping[str, float] | None = None
+    store: RunStore
     running: ServerSnapshot | None = None
     held_bytes: int = 0
 
+    @property
+    def hardware_then(self) -> Hardware:
+        """As it will be when the server that runs has ended."""
+        return replace(self.hardware, ram_available_bytes=self.hardware.ram_available_bytes + self.held_bytes)
 
-def known_now(
-    config: ServerConfig, hardware: Hardware, source: ModelSource | None, store: RunStore, snapshot: ServerSnapshot
-) -> Known:
+
+def launch_of(config: ServerConfig, known: Known) -> Launch | None:
+    """What would be started, without a key; None where the model is not here. Raises a LabError for what can't be."""
+    if known.source is None:
+        return None
+    return build_launch(config, known.hardware_then, known.source, port=config.port or PORT, api_key="")
+
+
+def known_now(hardware: Hardware, source: ModelSource | None, store: RunStore, snapshot: ServerSnapshot) -> Known:
     """What there is to know at this moment; asks the server's processes for their memory."""
     ours = snapshot.ready and not snapshot.attached
-    held = proportional_bytes(group_members(snapshot.pid)) if ours and snapshot.pid and _on_cpu(hardware) else None
-    return Known(hardware, source, start_history(store, config, hardware), snapshot if ours else None, held or 0)
+    held = None
+    if ours and snapshot.pid and hardware.device == Device.CPU:
+        held = proportional_bytes(group_members(snapshot.pid))
+    return Known(hardware, source, store, snapshot if ours else None, held or 0)
 
 
 def start_history(store: RunStore, config: ServerConfig, hardware: Hardware) -> Mapping[str, float] | None:
@@ -156,7 +169,7 @@ def predict(base: ServerConfig, changes: Mapping[str, Any], known: Known) -> Pre
         config = replace(base, **changes)
     except ConfigError as error:
         return Prediction(refusals=(Refusal(error.cause, error.remedy),))
-    prediction = Prediction(config=config, phases_s=known.starts)
+    prediction = Prediction(config=config, phases_s=start_history(known.store, config, known.hardware))
     if known.source is None:
         return replace(prediction, warnings=(NOT_HERE,))
     try:
@@ -166,15 +179,15 @@ def predict(base: ServerConfig, changes: Mapping[str, Any], known: Known) -> Pre
 
 
 def _predict(prediction: Prediction, config: ServerConfig, known: Known, source: ModelSource) -> Prediction:
-    hardware = replace(known.hardware, ram_available_bytes=known.hardware.ram_available_bytes + known.held_bytes)
-    launch = build_launch(config, hardware, source, port=config.port or 8000, api_key="")
+    hardware, launch = known.hardware_then, launch_of(config, known)
+    assert launch is not None
     dtype, eager = resolved_dtype(config, hardware, source), uses_eager(config, hardware)
     card = this_machine(hardware)
     prediction = replace(
         prediction,
         dtype=dtype,
         eager=eager,
-        warm_up_words=_warm_up_words(eager, known.starts),
+        warm_up_words=_warm_up_words(eager, prediction.phases_s),
         command=launch.shell_line(),
     )
     try:
@@ -327,10 +340,6 @@ def _warm_up_words(eager: bool, starts: Mapping[str, float] | None) -> str:
         return EAGER
     warm_up_s = (starts or {}).get(Phase.WARM_UP.value)
     return f"{COMPILED}; {NO_EXPERIENCE}" if warm_up_s is None else f"{COMPILED} ({warm_up_s:.0f} s at earlier starts)."
-
-
-def _on_cpu(hardware: Hardware) -> bool:
-    return hardware.device == Device.CPU
 
 
 def outcomes(prediction: Prediction, actual: KvCapacity) -> tuple[Outcome, ...]:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from engine.config import LoadTestConfig, ServerConfig
 from engine.errors import ConfigError
-from engine.load.results import LevelResult
+from engine.load.results import LevelResult, LoadSnapshot
 from engine.metrics import Slo
 from engine.server.state import KvCapacity
 from engine.tuning.explain import Difference
@@ -287,7 +287,7 @@ class TuneSnapshot:
     ``pausing``: it pauses when this trial is over. ``previous`` is the configuration to go back to with one click.
     ``went_back`` says in words that the last good configuration was restored, empty when it was not.
     ``difference`` explains an apply, ``pareto`` are numbers of trials that none beats in both throughput and latency,
-    ``importance`` shares of each knob (they add up to 1).
+    ``importance`` shares of each knob (they add up to 1). ``load`` is the load test that a trial is measured with now.
     """
 
     state: StudyState = StudyState.IDLE
@@ -305,6 +305,7 @@ class TuneSnapshot:
     pareto: tuple[int, ...] = ()
     importance: Mapping[str, float] = field(default_factory=dict)
     recommendation: Recommendation | None = None
+    load: LoadSnapshot | None = None
     error: str | None = None
     remedy: str = ""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import streamlit as st
@@ -23,7 +22,6 @@ SHORT_TITLES = {
 MAX_LENGTHS = (64, 128, 256, 512, 1024, 2048)
 PAGED_ALLOCATORS = tuple(name for name in ALLOCATORS if name not in CONTIGUOUS_ALLOCATORS)
 LEAST_SLOTS = 256
-SLOTS_STEP = 4
 DEFAULT = "lab"
 
 
@@ -45,16 +43,15 @@ def choose_preset() -> str:
 def settings(name: str) -> SimulationConfig:
     """The preset with what was changed; raises ConfigError for what can't be simulated."""
     config = ANIMATIONS[name].config
-    left, right = st.columns(2, gap="medium")
-    with left:
-        memory = _memory(name, config)
-    with right:
-        load = _load(name, config)
-    return replace(config, **memory, **load)
+    with st.container(key="paged_controls"):
+        changes = _main(name, config)
+        with st.expander("More", key="paged_more"):
+            changes |= _more(name, config)
+    return replace(config, **changes)
 
 
-def _memory(name: str, config: SimulationConfig) -> dict[str, Any]:
-    return {
+def _main(name: str, config: SimulationConfig) -> dict[str, Any]:
+    changes: dict[str, Any] = {
         "block_size": st.select_slider(
             "Page size (tokens)",
             PAGE_SIZES,
@@ -72,84 +69,55 @@ def _memory(name: str, config: SimulationConfig) -> dict[str, Any]:
             help="max_model_len: the most that prompt and answer may have together. "
             "“Contiguous (max length)” keeps this much for every request.",
         ),
-        "memory_tokens": st.slider(
-            "Memory (slots for tokens)",
-            LEAST_SLOTS,
-            MOST_SLOTS,
-            config.memory_tokens,
-            SLOTS_STEP,
-            key=f"{name}_memory",
-            bind="query-params",
-        ),
-        "allocators": (
-            _allocator("Left", CONTIGUOUS_ALLOCATORS, config.allocators[0], f"{name}_left"),
-            _allocator("Right", PAGED_ALLOCATORS, config.allocators[1], f"{name}_right"),
-        ),
-    }
-
-
-def _load(name: str, config: SimulationConfig) -> dict[str, Any]:
-    changes: dict[str, Any] = {
+        "memory_tokens": _slider("Memory (slots)", LEAST_SLOTS, MOST_SLOTS, config.memory_tokens, f"{name}_memory", 4),
         "arrivals_per_100_steps": float(
-            st.slider(
-                "Arrivals (requests per 100 steps)",
+            _slider(
+                "Arrivals per 100 steps",
                 1,
                 200,
                 round(config.arrivals_per_100_steps or 1),
-                key=f"{name}_arrivals",
-                bind="query-params",
-                help="Poisson arrivals. One step is one decode iteration: a token for every request in memory.",
+                f"{name}_arrivals",
+                help="Requests, at random (Poisson). One step is one decode iteration: a token for every request in memory.",
             )
-        )
+        ),
     }
+    return changes | _workload(name, config)
+
+
+def _workload(name: str, config: SimulationConfig) -> dict[str, Any]:
+    """What only this kind of requests has."""
     if config.workload == "lab":
-        changes["long_share"] = (
-            st.slider(
-                "Long prompts (%)", 0, 100, round(config.long_share * 100), key=f"{name}_long", bind="query-params"
-            )
-            / 100
-        )
+        return {"long_share": _slider("Long prompts (%)", 0, 100, round(config.long_share * 100), f"{name}_long") / 100}
     if config.workload == "shared_prefix":
-        changes["prefix_tokens"] = st.slider(
-            "Shared system prompt (tokens)", 0, 256, config.prefix_tokens, 8, key=f"{name}_prefix", bind="query-params"
-        )
-    if config.workload == "parallel":
-        changes["samples"] = st.slider(
-            "Answers to each prompt", 1, 8, config.samples, key=f"{name}_samples", bind="query-params"
-        )
-    changes["requests"] = st.slider(
-        "Requests", 1, MOST_REQUESTS, config.requests, key=f"{name}_requests", bind="query-params"
+        tokens = _slider("Shared prompt (tokens)", 0, 256, config.prefix_tokens, f"{name}_prefix", 8)
+        return {"prefix_tokens": tokens}
+    return {"samples": _slider("Answers to each prompt", 1, 8, config.samples, f"{name}_samples")}
+
+
+def _more(name: str, config: SimulationConfig) -> dict[str, Any]:
+    left = _allocator("Left", CONTIGUOUS_ALLOCATORS, config.allocators[0], f"{name}_left")
+    right = _allocator("Right", PAGED_ALLOCATORS, config.allocators[1], f"{name}_right")
+    requests = _slider("Requests", 1, MOST_REQUESTS, config.requests, f"{name}_requests")
+    seed = st.number_input(
+        "Seed",
+        0,
+        1_000_000,
+        config.seed,
+        key=f"{name}_seed",
+        bind="query-params",
+        help="The same seed gives the same requests.",
     )
-    changes["seed"] = int(
-        st.number_input(
-            "Seed",
-            0,
-            1_000_000,
-            config.seed,
-            key=f"{name}_seed",
-            bind="query-params",
-            help="The same seed gives the same requests.",
-        )
-    )
-    return changes
+    return {"allocators": (left, right), "requests": requests, "seed": int(seed)}
+
+
+def _slider(label: str, low: int, high: int, value: int, key: str, step: int = 1, help: str | None = None) -> int:
+    return int(st.slider(label, low, high, value, step, key=key, bind="query-params", help=help))
 
 
 def _allocator(label: str, names: Sequence[str], chosen: str, key: str) -> str:
     return st.selectbox(
         label, names, names.index(chosen), format_func=ALLOCATOR_TITLES.__getitem__, key=key, bind="query-params"
     )
-
-
-def command(config: SimulationConfig) -> str:
-    """The same simulation from a terminal: what differs from the defaults, and always the workload."""
-    words = ["python", "-m", "engine", "simulate", "--workload", config.workload]
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if field.name in ("workload", "allocators") or value == field.default:
-            continue
-        words += [f"--{field.name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
-    words += ["--allocators", ",".join(config.allocators)]
-    return shlex.join(words)
 
 
 def show_command(line: str) -> None:

@@ -8,7 +8,6 @@ import streamlit as st
 
 from components import html
 from components.format import UNKNOWN, number
-from engine.config import SimulationConfig
 from engine.kv.figure_data import Bar
 from engine.kv.presets import SHARES
 
@@ -24,7 +23,7 @@ CITATION = (
 def claim(published_shares: bool) -> None:
     text = (
         "Before PagedAttention, servers kept one contiguous piece of memory for each request. The paper measured how "
-        "much of it held tokens. Diamonds are its published values; the bars are simulated here, and nothing in the "
+        "much of it held tokens. Yellow marks are its published values; the bars are simulated here, and nothing in the "
         "simulation was fitted to them."
         if published_shares
         else "Short instructions with short answers. The paper prints only how many requests ran at once, and the "
@@ -33,32 +32,23 @@ def claim(published_shares: bool) -> None:
     st.markdown(text)
 
 
-def batches(bars: Sequence[Bar]) -> None:
-    """Mean requests in memory, ours and the paper's."""
-    st.markdown("**Requests in memory, on average**")
-    html.table(
-        ("Allocator", "Here", "Paper", "Difference"),
-        (
-            (
-                bar.title,
-                number(bar.result.mean_running, 1),
-                number(bar.published_mean_running, 1),
-                signed(bar.result.difference_mean_running),
-            )
-            for bar in bars
-        ),
-    )
-
-
 def differences(bars: Sequence[Bar]) -> None:
-    """Every share, and by how many points it differs from the published one."""
-    st.markdown("**Shares of the memory in %, and the difference to the paper in points**")
-    html.table(("Allocator", *SHARE_HEADS), ((bar.title, *(_share(bar, share) for share in SHARES)) for bar in bars))
+    """Every share and the mean number of requests, and by how much they differ from the published ones."""
+    st.markdown("**Simulated here, and in brackets the difference to the paper** (shares: in points of the memory)")
+    rows = ((bar.title, *(_share(bar, share) for share in SHARES), _running(bar)) for bar in bars)
+    html.table(("Allocator", *SHARE_HEADS, "Requests in memory"), rows)
+
+
+def _running(bar: Bar) -> str:
+    return _beside(number(bar.result.mean_running, 1), bar.result.difference_mean_running)
 
 
 def _share(bar: Bar, share: str) -> str:
-    value = number(getattr(bar.result, share), 1)
-    difference = bar.result.difference_points.get(share)
+    value = getattr(bar.result, share)
+    return _beside(UNKNOWN if value is None else f"{value:.1f}%", bar.result.difference_points.get(share))
+
+
+def _beside(value: str, difference: float | None) -> str:
     return value if difference is None else f"{value} ({signed(difference)})"
 
 
@@ -68,11 +58,6 @@ def signed(value: float | None) -> str:
         return UNKNOWN
     rounded = round(value, 1)
     return f"{'−' if rounded < 0 else '+'}{abs(rounded):.1f}" if rounded else "0.0"
-
-
-def command(config: SimulationConfig, name: str) -> str:
-    seed = f" --seed {config.seed}" if config.seed else ""
-    return f"python -m engine simulate --preset {name}{seed}"
 
 
 def citation() -> None:

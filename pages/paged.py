@@ -8,6 +8,7 @@ from components import errors, kv_figures, kv_form, kv_rules, simulations
 from components.block_map import block_map
 from components.format import plain
 from engine.config import SimulationConfig
+from engine.kv.command import simulate_command
 from engine.kv.figure_data import running_requests
 
 
@@ -17,7 +18,9 @@ def details(config: SimulationConfig) -> None:
     running = running_requests(simulations.simulated(config))
     st.plotly_chart(kv_figures.running_figure(running), key="paged_running", alt=kv_figures.running_alt(running))
     st.subheader("Which page size?", anchor=False)
-    st.markdown("Small pages waste almost nothing, but block tables grow long. Large pages are half empty.")
+    st.markdown(
+        "Small pages waste almost nothing, but block tables grow long. Large pages leave their last slots empty."
+    )
     sizes = simulations.page_sizes(config)
     left, right = st.columns(2, gap="medium")
     left.plotly_chart(
@@ -45,5 +48,5 @@ with errors.shown():
     for note in recording["notes"]:
         st.caption(plain(note))
     kv_rules.show(config)
-    kv_form.show_command(kv_form.command(config))
+    kv_form.show_command(simulate_command(config))
     details(config)

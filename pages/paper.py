@@ -6,6 +6,7 @@ import streamlit as st
 
 from components import errors, kv_figures, kv_form, palette, paper_view, simulations
 from components.format import plain
+from engine.kv.command import simulate_command
 from engine.kv.figure_data import bars, running_requests
 from engine.kv.presets import preset
 
@@ -25,7 +26,17 @@ with st.container(horizontal=True, vertical_alignment="center", key="paper_head"
         label_visibility="collapsed",
         bind="query-params",
     )
-    seed = st.number_input("Seed", 0, 1_000_000, 0, key="paper_seed", bind="query-params", width=150)
+    seed = st.number_input(
+        "Seed",
+        0,
+        1_000_000,
+        0,
+        key="paper_seed",
+        bind="query-params",
+        width=150,
+        label_visibility="collapsed",
+        icon=":material/casino:",
+    )
 
 chosen = name or "paper-sharegpt"
 with errors.shown():
@@ -34,17 +45,13 @@ with errors.shown():
         result = simulations.simulated(config)
     shown = bars(result)
     paper_view.claim(any(bar.published_token_states_pct is not None for bar in shown))
-    chart, numbers = st.columns([5, 3], gap="large")
-    with chart:
-        colours = palette.memory(st.context.theme.type)
-        st.plotly_chart(kv_figures.shares_figure(shown, colours), key="paper_shares", alt=kv_figures.shares_alt(shown))
-    with numbers:
-        paper_view.batches(shown)
+    figure = kv_figures.shares_figure(shown, palette.memory(st.context.theme.type))
+    st.plotly_chart(figure, key="paper_shares", alt=kv_figures.shares_alt(shown))
     paper_view.differences(shown)
     st.subheader("What differs from the paper", anchor=False)
     st.markdown("\n".join(f"- {plain(note)}" for note in result.notes))
     st.subheader("Requests in memory over time", anchor=False)
     running = running_requests(result)
     st.plotly_chart(kv_figures.running_figure(running), key="paper_running", alt=kv_figures.running_alt(running))
-    kv_form.show_command(paper_view.command(config, chosen))
+    kv_form.show_command(simulate_command(config))
     paper_view.citation()

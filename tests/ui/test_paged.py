@@ -14,6 +14,7 @@ from components import kv_form
 from components.block_map import block_map_data
 from engine.cli.simulate import config_of
 from engine.config import SimulationConfig
+from engine.kv.command import simulate_command
 from engine.kv.presets import ANIMATIONS
 from engine.kv.recording import record
 from tests.ui import fakes
@@ -95,7 +96,7 @@ def test_what_cannot_be_simulated_is_a_message(open_page: OpenPage) -> None:
 @pytest.mark.parametrize("name", ANIMATIONS)
 def test_the_command_simulates_the_same(name: str) -> None:
     config = replace(ANIMATIONS[name].config, seed=3, block_size=32)
-    assert parsed(kv_form.command(config)) == config
+    assert parsed(simulate_command(config)) == config
 
 
 def parsed(line: str) -> SimulationConfig:

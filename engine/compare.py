@@ -52,6 +52,7 @@ POLL_S = 0.3
 RUNS_LOOKED_AT = 20
 RESERVED = "A comparison is being measured."
 ATTACHED_NOTE = "The server is not the lab's own: its weights, dtype, threads and mode are not known here."
+FORKED_NOTE = "vLLM was forked from a process that had imported it already: its load time is without the imports."
 LOCAL_WEIGHTS_NOTE = "Hugging Face ran the weights that are on this machine under the served model's name."
 
 
@@ -312,6 +313,8 @@ class CompareRunner:
     def _measure_vllm(self, config: CompareConfig, engine: str, plan: Plan) -> None:
         endpoint, current = self._supervisor.endpoint(), self._supervisor.snapshot()
         self._subject.commands[engine] = current.command
+        if current.forked:
+            self._board.note(FORKED_NOTE)
         everything: list[Repeat] = []
         with self._watched(engine, detect_hardware(self._settings), current.pid):
             for users, groups in plan.items():

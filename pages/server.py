@@ -8,6 +8,11 @@ from components import errors, frame, server_form, server_view
 from components.services import lab
 from engine.server.state import ServerState
 
+FORKED = (
+    " It is ready later then: the lab keeps a process that has imported vLLM, and forks servers from it instead of "
+    "importing the same packages anew in every process."
+)
+
 services = lab()
 snapshot = services.supervisor.snapshot()
 
@@ -32,7 +37,7 @@ if snapshot.command:
         st.code(snapshot.command, language="bash", wrap_lines=True)
         st.caption(
             "What was started last; changes above count after a restart. Type it in a terminal to start the same "
-            "server without the lab, with a key of your own in place of “…”."
+            "server without the lab, with a key of your own in place of “…”." + (FORKED if snapshot.forked else "")
         )
 
 if not snapshot.attached and snapshot.generation:

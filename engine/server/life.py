@@ -167,6 +167,7 @@ class ServerLife:
             endpoint=endpoint,
             command=launch.shell_line(),
             pid=child.pid,
+            forked=guard is not None,
             log_path=str(log_path),
             message="Importing vLLM",
         )

@@ -24,7 +24,7 @@ from multiprocessing import context, forkserver, popen_forkserver, reduction, re
 from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar, cast
 
-from engine.server.forking import exit_like_python, fork_with, remove_openmp_files
+from engine.server.forking import exit_like_python, fork_with, name_process, remove_openmp_files
 
 MAX_MESSAGE_BYTES = 128 * 1024
 MAX_FDS = 200
@@ -192,6 +192,7 @@ class _Nursery:
 
 
 def _serve(requests: socket.socket) -> int:
+    name_process("vLLM Lab: forks the server's processes")
     _Nursery(requests).serve()
     remove_openmp_files(os.getpid())
     return 0

@@ -89,8 +89,8 @@ class ServerSnapshot:
 
     ``generation`` grows with every start, so that a viewer can tell one server from the next.
     ``attached``: somebody else runs it; ``adopted``: that is a lab on this data folder, so what it serves is known.
-    ``ready_after_s`` counts from the press of Start, ``load_s`` from the start of the process. ``reserved`` says
-    why nobody may start or stop it now; empty when anybody may.
+    ``ready_after_s`` counts from the press of Start, ``load_s`` from the start of the process; ``forked``: that had
+    vLLM imported already. ``reserved`` says why nobody may start or stop it now; empty when anybody may.
     Times are seconds; ``started_at`` is Unix time.
     """
 
@@ -106,6 +106,7 @@ class ServerSnapshot:
     expected_s: float | None = None
     ready_after_s: float | None = None
     load_s: float | None = None
+    forked: bool = False
     started_at: float | None = None
     message: str = ""
     diagnosis: Diagnosis | None = None

@@ -47,6 +47,8 @@ from engine.store import RunStore
 PORT_TRIES = 3
 ATTACH_PROBE_S = 30.0
 WATCH_S = 5.0
+# Ends the history's key of starts that waited for the imports of all that follow.
+IMPORTING = "|importing"
 OVER = (ServerState.STOPPED, ServerState.FAILED)
 
 
@@ -73,6 +75,7 @@ class Supervisor:
         self._next: ServerConfig | None = None
         self._life: threading.Thread | None = None
         self._holder: int | None = None
+        self._importing = False
         if owner and (ended := record.end_leftover(settings.state_dir)):
             words = f"Ended {len(ended)} processes that an earlier run had left behind."
             self._snapshot = ServerSnapshot(message=words)
@@ -252,6 +255,7 @@ class Supervisor:
         while True:
             current = self.snapshot()
             assert current.config is not None
+            self._importing = self._tools.warm is not None and not self._tools.warm.pids()
             ending = ServerLife(
                 self._tools, current.config, self._expected(current.config), self._stop, current.generation
             ).run()
@@ -287,16 +291,19 @@ class Supervisor:
 
     def _expected(self, config: ServerConfig) -> Mapping[str, float]:
         """Seconds that the phases took before; history is a comfort, not a condition."""
+        key = history_key(config)
         try:
-            return self._store.expected_start(history_key(config))
+            importing = self._store.expected_start(key + IMPORTING) if self._importing else {}
+            return importing or self._store.expected_start(key)
         except LabError:
             return {}
 
     def _remember(self, durations: Mapping[str, float]) -> None:
-        config = self.snapshot().config
-        assert config is not None
+        current = self.snapshot()
+        assert current.config is not None
+        key = history_key(current.config) + (IMPORTING if self._importing and current.forked else "")
         with contextlib.suppress(LabError):  # a full disk too
-            self._store.add_start(history_key(config), durations, sum(durations.values()))
+            self._store.add_start(key, durations, sum(durations.values()))
 
     def _watch(self, endpoint: Endpoint, generation: int) -> None:
         """Look at an attached server now and then: it may go away, and come back."""

@@ -104,6 +104,7 @@ class _Zygote:
         for fd, target in zip(fds, (0, 1), strict=True):
             os.dup2(fd, target)
             os.close(fd)
+        name_process(f"{sys.executable} -m engine.server.guard")
         return guard.main(partial(fork_server, set_by_imports=self._set_by_imports))
 
     def _bury(self, pidfd: int, pid: int) -> None:

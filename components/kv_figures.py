@@ -15,43 +15,45 @@ from engine.kv.presets import ALLOCATOR_TITLES, SHARES
 # The paper counts free memory as external fragmentation "& others".
 SHARE_KINDS = dict(zip(SHARES, ("tokens", "reserved", "internal", "external"), strict=True))
 SHARE_NAMES = {name: palette.MEMORY_NAMES[kind] for name, kind in SHARE_KINDS.items()}
-SHARE_NAMES["external_fragmentation_pct"] = "External fragmentation and others"
+SHARE_NAMES["external_fragmentation_pct"] = "External and others"
 LEAST_LABELLED_PCT = 4.0
 
 
 def shares_figure(bars: Sequence[Bar], colours: Mapping[str, str]) -> go.Figure:
-    """Shares of the memory (%) by allocator; diamonds where the paper's published shares end."""
+    """Shares of the memory (%) by allocator, stacked; yellow marks where the paper's published shares end."""
     figure = go.Figure()
     titles = [bar.title for bar in bars]
     for share, kind in SHARE_KINDS.items():
         values = [getattr(bar.result, share) for bar in bars]
         figure.add_bar(
-            x=titles,
-            y=values,
+            y=titles,
+            x=values,
+            orientation="h",
             name=SHARE_NAMES[share],
             marker={"color": colours[kind], "pattern": _pattern(kind, colours), "line": {"width": 0}},
             text=[f"{value:.1f}%" if value is not None and value >= LEAST_LABELLED_PCT else "" for value in values],
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
-            textfont={"size": 15},
-            hovertemplate=f"{SHARE_NAMES[share]}: %{{y:.1f}}%<extra>%{{x}}</extra>",
+            textfont={"size": 17, "color": "#FFFFFF" if kind == "tokens" else None},
+            hovertemplate=f"{SHARE_NAMES[share]}: %{{x:.1f}}%<extra>%{{y}}</extra>",
         )
     ends = [(bar.title, *end) for bar in bars for end in published_ends(bar)]
     if ends:
         figure.add_scatter(
-            x=[title for title, _, _ in ends],
-            y=[end for _, end, _ in ends],
+            y=[title for title, _, _ in ends],
+            x=[end for _, end, _ in ends],
             customdata=[said for _, _, said in ends],
             mode="markers",
             name="Published in the paper",
-            marker={"symbol": "diamond", "size": 15, "color": "#F2B705", "line": {"color": "#0F1B2D", "width": 2}},
-            hovertemplate="Published: %{customdata}<extra>%{x}</extra>",
+            marker={"symbol": "line-ns", "size": 44, "line": {"color": palette.MARK, "width": 5}},
+            hovertemplate="Published: %{customdata}<extra>%{y}</extra>",
         )
-    figure.update_layout(barmode="stack", bargap=0.35)
-    figure = layout(figure, "", "Share of the KV memory (%)", 430)
+    figure.update_layout(barmode="stack", bargap=0.3)
+    figure = layout(figure, "Share of the KV memory (%)", "", 340)
     figure.update_layout(hovermode="closest", legend={"traceorder": "normal"})
-    figure.update_yaxes(range=[0, 104])
+    figure.update_xaxes(range=[0, 100.5])
+    figure.update_yaxes(autorange="reversed", tickfont={"size": 15})
     return figure
 
 
@@ -122,8 +124,9 @@ def _by_page_size(
         showlegend=False,
         line={"color": palette.PAGED, "width": 3},
         marker={
+            "opacity": 1,
             "size": [18 if size.block_size == chosen else 9 for size in sizes],
-            "line": {"width": [3 if size.block_size == chosen else 0 for size in sizes], "color": "#F2B705"},
+            "line": {"width": [3 if size.block_size == chosen else 0 for size in sizes], "color": palette.MARK},
         },
         hovertemplate=f"page of %{{x}} tokens: {hover}<extra></extra>",
     )

@@ -77,7 +77,7 @@ def _main(name: str, config: SimulationConfig) -> dict[str, Any]:
                 200,
                 round(config.arrivals_per_100_steps or 1),
                 f"{name}_arrivals",
-                help="Requests, at random (Poisson). One step is one decode iteration: a token for every request in memory.",
+                help="Requests, at random (Poisson). One step is one decode iteration: a token for each one in memory.",
             )
         ),
     }

@@ -20,6 +20,8 @@ MEMORY_NAMES = {
     "external": "External fragmentation",
     "free": "Free",
 }
+# Of published values and of what is chosen, on top of the kinds.
+MARK = "#F2B705"
 MEMORY_LIGHT = {
     "tokens": "#5B57D9",
     "reserved": "#C9C8F4",
@@ -37,6 +39,17 @@ MEMORY_DARK = {
 # Contiguous allocators are grey, told apart by their dashes; every paged one has the colour of token states.
 CONTIGUOUS_DASH = {"contiguous_max": "solid", "contiguous_pow2": "dash", "contiguous_oracle": "dot"}
 PAGED = "#6C68E3"
+# What a request is doing, and the measures that come of it: TTFT is queue and prefill, TPOT is decode.
+PHASES = {"queued": NEUTRAL, "prefill": "#B07D00", "decode": COLOURS["vllm"], "failed": "#D43A3A"}
+MEASURES = {
+    "throughput": COLOURS["vllm"],
+    "ttft": PHASES["prefill"],
+    "tpot": "#BB3398",
+    "e2e": "#8F5BD8",
+    "goodput": "#0B7D5E",
+}
+# From little load to much of it; each at least 3:1 against both backgrounds.
+LOADS = ("#10A49E", "#0A87B8", "#2477D4", "#635CE5", "#9A54E0", "#BB3398", "#DD3B6F", "#C44402")
 # One per request, in turn: neighbours differ in hue and lightness, each at least 3:1 against both backgrounds.
 REQUESTS = (
     "#EE4A73",
@@ -67,6 +80,11 @@ def name(engine: str) -> str:
 def memory(theme: str | None) -> dict[str, str]:
     """Colours of the kinds of memory in the theme that Streamlit names ("light", "dark", or None: not known)."""
     return MEMORY_DARK if theme == "dark" else MEMORY_LIGHT
+
+
+def load(number: int, of: int) -> str:
+    """Colour of one level among several, the first the least load."""
+    return LOADS[round(number * (len(LOADS) - 1) / max(1, of - 1))]
 
 
 def allocator(name: str) -> str:

@@ -23,8 +23,8 @@ CITATION = (
 def claim(published_shares: bool) -> None:
     text = (
         "Before PagedAttention, servers kept one contiguous piece of memory for each request. The paper measured how "
-        "much of it held tokens. Yellow marks are its published values; the bars are simulated here, and nothing in the "
-        "simulation was fitted to them."
+        "much of it held tokens. Yellow marks are its published values; the bars are simulated here, with nothing "
+        "fitted to them."
         if published_shares
         else "Short instructions with short answers. The paper prints only how many requests ran at once, and the "
         "lengths here are a fit: those rows are no test of the simulation."

@@ -50,7 +50,7 @@ class Tiling {
     let best = 1, least = Infinity;
     for (let across = 1; across <= this.tiles; across += 1) {
       const down = Math.ceil(this.tiles / across);
-      const off = Math.abs(Math.log(shape * down * this.tall / (across * this.wide))) + (Number.isInteger(Math.log2(across)) ? 0 : 0.35);
+      const off = Math.abs(Math.log(shape * down * this.tall / (across * this.wide))) + (Number.isInteger(Math.log2(across)) ? 0 : 0.6);
       if (off < least) { least = off; best = across; }
     }
     return best;
@@ -180,7 +180,7 @@ class Painter {
     on.globalAlpha = 1;
     if (!chosen || Math.min(width, height) < 16 * scale) return;
     const text = `×${this.memory.sharers[block]}`;
-    on.font = `700 ${Math.round(Math.min(0.5 * height, (width - 3 * gap) / (0.62 * text.length), 16 * scale))}px sans-serif`;
+    on.font = `700 ${Math.round(Math.min(0.5 * height, (width - 4 * gap) / (0.66 * text.length), 16 * scale))}px sans-serif`;
     on.textAlign = 'center'; on.textBaseline = 'middle'; on.lineJoin = 'round';
     on.lineWidth = 3 * scale; on.strokeStyle = theme.panel; on.fillStyle = theme.text;
     on.strokeText(text, left + (width + gap) / 2, top + (height + gap) / 2); on.fillText(text, left + (width + gap) / 2, top + (height + gap) / 2);
@@ -188,6 +188,7 @@ class Painter {
 
   paintCached(row, from, to) {
     const { on } = this, { x, y } = this.tiling;
+    on.globalAlpha = this.selected === null ? 1 : 0.3;
     on.fillStyle = this.theme.tokens;
     for (let column = from; column < to; column += 1) {
       const size = Math.max(1, Math.round(Math.min(x[column + 1] - x[column], y[row + 1] - y[row]) * 0.36));

@@ -152,7 +152,7 @@ class Player {
     if (!width) return;
     const rest = this.root.offsetHeight - this.sides[0].stage.offsetHeight;
     const above = this.root.getBoundingClientRect().top + this.scrolled();
-    const height = clamp(Math.floor(window.innerHeight - above - rest - STRIP_PX - BELOW_PX), MAP_MIN_PX, MAP_MAX_PX);
+    const height = clamp(Math.floor(window.innerHeight - above - rest - STRIP_PX - BELOW_PX), MAP_MIN_PX, Math.max(MAP_MIN_PX, Math.min(MAP_MAX_PX, width)));
     const theme = readTheme(this.root, this.kinds);
     this.sides.forEach((side) => {
       side.stage.style.height = `${height + STRIP_PX}px`;

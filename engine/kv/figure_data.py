@@ -82,15 +82,12 @@ def running_requests(result: SimulationResult, points: int = 400) -> RunningRequ
 
 def _page_size(config: SimulationConfig) -> PageSize:
     (values,) = simulate(config).allocators.values()
-    blocks = None
-    if values.mean_running and values.token_states_pct and values.utilisation_pct:
-        held_slots = values.token_states_pct / values.utilisation_pct * config.memory_tokens
-        blocks = held_slots / config.block_size / values.mean_running
+    blocks, running = values.mean_blocks_used, values.mean_running
     return PageSize(
         config.block_size,
         values.token_states_pct,
         values.utilisation_pct,
-        values.mean_running,
-        blocks,
+        running,
+        blocks / running if blocks is not None and running else None,
         values.preemptions,
     )

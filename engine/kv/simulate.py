@@ -7,13 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.config import SimulationConfig
-from engine.kv.allocators import make_memory
+from engine.kv.allocators import Memory, make_memory
+from engine.kv.paged import PagedMemory
 from engine.kv.presets import ALLOCATOR_TITLES, PRESETS, matching_preset
 from engine.kv.scheduler import Scheduler
-from engine.kv.timeline import Timeline
+from engine.kv.timeline import KINDS, Timeline
 from engine.kv.workloads import Workload, make_workload, workload_notes
 
 WARM_UP_SHARE = 1 / 3
+AVERAGES = (
+    *("token_states_pct", "reserved_pct", "internal_fragmentation_pct", "external_fragmentation_pct"),
+    *("external_gaps_pct", "free_pct", "utilisation_pct", "mean_running", "mean_waiting", "mean_blocks_used"),
+)
 
 
 @dataclass(frozen=True)
@@ -24,8 +29,8 @@ class AllocatorResult:
     holds a slot of, free memory too ("external fragmentation & others"). ``external_gaps_pct`` (chunks rounded up,
     memory beyond whole units) and ``free_pct`` are its two parts, as the animation shows them.
     ``utilisation_pct``: token states of what the requests hold, so free memory and unusable remainders don't count.
-    ``mean_running``: requests in memory. ``finished_per_s`` needs a step time.
-    ``wall_s``: how long the simulation took.
+    ``mean_running``: requests in memory. ``mean_blocks_used``: blocks they hold, None for contiguous memory.
+    ``finished_per_s`` needs a step time. ``wall_s``: how long the simulation took.
     """
 
     token_states_pct: float | None
@@ -37,6 +42,7 @@ class AllocatorResult:
     utilisation_pct: float | None
     mean_running: float | None
     mean_waiting: float | None
+    mean_blocks_used: float | None
     peak_running: int
     preemptions: int
     finished: int
@@ -110,13 +116,13 @@ def _run(config: SimulationConfig, workload: Workload, allocator: str, published
     scheduler.run(workload.requests)
     timeline = scheduler.timeline
     start, end = _measured(timeline, workload.closed)
-    shares = _shares(timeline, start, end, config.memory_tokens)
-    ours = {name: value for name, value in shares.items() if value is not None}
+    averages = _averages(timeline, start, end, scheduler.memory)
+    ours = {name: value for name, value in averages.items() if value is not None}
     differences = {name: ours[name] - value for name, value in published.items() if name in ours}
     steps = timeline.last_step
     per_step = scheduler.finished / steps if steps else None
     return AllocatorResult(
-        **shares,
+        **averages,
         peak_running=int(timeline.table()["running"].max()),
         preemptions=scheduler.preemptions,
         finished=scheduler.finished,
@@ -145,23 +151,22 @@ def _measured(timeline: Timeline, closed: bool) -> tuple[int, int]:
     return (warm, queue_ends) if closed and warm < queue_ends else (0, timeline.last_step)
 
 
-def _shares(timeline: Timeline, start: int, end: int, slots: int) -> dict[str, float | None]:
-    names = (
-        *("token_states_pct", "reserved_pct", "internal_fragmentation_pct", "external_fragmentation_pct"),
-        *("external_gaps_pct", "free_pct", "utilisation_pct", "mean_running", "mean_waiting"),
-    )
+def _averages(timeline: Timeline, start: int, end: int, memory: Memory) -> dict[str, float | None]:
+    """The fields of the result that are means over the measured steps."""
     if start >= end:
-        return dict.fromkeys(names)
+        return dict.fromkeys(AVERAGES)
+    slots, unusable = memory.ledger.slots, memory.ledger.slots - memory.units * memory.unit
     means = timeline.means(start, end)
-    held = means["tokens"] + means["reserved"] + means["internal"] + means["external"]
+    pct = {kind: 100 * means[kind] / slots for kind in KINDS}
+    held = slots - means["free"] - unusable
     values = (
-        *(100 * means[kind] / slots for kind in ("tokens", "reserved", "internal")),
-        100 * (means["external"] + means["free"]) / slots,
-        *(100 * means[kind] / slots for kind in ("external", "free")),
+        *(pct["tokens"], pct["reserved"], pct["internal"], pct["external"] + pct["free"]),
+        *(pct["external"], pct["free"]),
         100 * means["tokens"] / held if means["tokens"] else None,
-        *(means[count] for count in ("running", "waiting")),
+        *(means["running"], means["waiting"]),
+        held / memory.unit if isinstance(memory, PagedMemory) else None,
     )
-    return dict(zip(names, values, strict=True))
+    return dict(zip(AVERAGES, values, strict=True))
 
 
 def _notes(config: SimulationConfig, workload: Workload, results: dict[str, AllocatorResult]) -> list[str]:

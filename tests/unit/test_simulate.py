@@ -102,6 +102,10 @@ def test_shares_add_up_to_100_in_both_views_and_nothing_is_lost(
         assert min(four) >= 0
         assert values.external_gaps_pct + values.free_pct == pytest.approx(values.external_fragmentation_pct)
         assert name.startswith("paged") or values.preemptions == 0
+        assert (values.mean_blocks_used is not None) == name.startswith("paged")
+        if values.mean_blocks_used is not None:
+            held_pct = values.token_states_pct + values.reserved_pct + values.internal_fragmentation_pct
+            assert values.mean_blocks_used * block_size == pytest.approx(held_pct / 100 * memory)
         internal = values.internal_fragmentation_pct / 100 * memory
         assert not name.startswith("paged") or internal < block_size * samples * max(values.mean_running, 1e-9)
 
@@ -130,6 +134,16 @@ def test_finished_per_second_needs_a_step_time() -> None:
     assert values.finished_per_s == pytest.approx(200 / (values.steps * 0.05))
     assert values.finished_per_100_steps == pytest.approx(100 * 200 / values.steps)
     assert simulate(SimulationConfig()).allocators["paged"].finished_per_s is None
+
+
+def test_slots_beyond_whole_blocks_are_external_but_not_in_use() -> None:
+    """One request of 4 slots in a block of 4; 3 of 7 slots can't hold a block."""
+    config = SimulationConfig(
+        workload="typed", typed="4 1", memory_tokens=7, block_size=4, buddy_unit=1, allocators=("paged",)
+    )
+    values = simulate(config).allocators["paged"]
+    assert (values.utilisation_pct, values.mean_blocks_used) == (100, 1)
+    assert values.external_gaps_pct == pytest.approx(100 * 3 / 7)
 
 
 def test_what_is_larger_than_the_memory_is_rejected_counted_and_said() -> None:

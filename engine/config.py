@@ -383,6 +383,11 @@ class SimulationConfig:
                     f"{name} ({getattr(self, name)}) is larger than the memory ({self.memory_tokens} tokens).",
                     "Make it smaller, or give more memory.",
                 )
+        if self.samples > self.max_num_seqs:
+            raise ConfigError(
+                f"samples ({self.samples}) is above max_num_seqs ({self.max_num_seqs}): no request could ever start.",
+                "Raise max_num_seqs, or ask for fewer answers.",
+            )
         if self.workload not in WORKLOADS:
             raise ConfigError(f"There is no workload {self.workload!r}.", f"Use one of {', '.join(WORKLOADS)}.")
         unknown = [name for name in self.allocators if name not in ALLOCATORS]

@@ -45,7 +45,7 @@ _CLOSED_LOOP = (
 )
 _STEPS = (
     "Every step gives each running request one token, and a prompt is computed in one step of any length. "
-    "The paper's servers spent more time on steps with long prompts."
+    "On a real server a step with a long prompt takes longer, and counts for more in an average over time."
 )
 PRESETS: dict[str, Preset] = {
     "lab": Preset("Workshop: short and long prompts", SimulationConfig(requests=4000)),

@@ -36,7 +36,10 @@ class Observer(Protocol):
 
 
 class Scheduler:
-    """Runs requests (in order of arrival) through a memory; afterwards the counts and the timeline are complete."""
+    """Runs requests (in order of arrival, none with more samples than ``max_num_seqs``) through a memory.
+
+    Afterwards the counts and the timeline are complete.
+    """
 
     def __init__(self, memory: Memory, max_num_seqs: int, observer: Observer | None = None) -> None:
         self.memory = memory
@@ -44,7 +47,6 @@ class Scheduler:
         self.finished = 0
         self.preemptions = 0
         self.rejected = 0
-        self.output_tokens = 0
         self._max_num_seqs = max_num_seqs
         self._observer = observer
         self._waiting: deque[tuple[Request, int]] = deque()
@@ -83,7 +85,7 @@ class Scheduler:
         return min(candidates, default=None)
 
     def _arrive(self, request: Request) -> None:
-        if request.samples <= self._max_num_seqs and self.memory.can_ever_hold(request):
+        if self.memory.can_ever_hold(request):
             self._waiting.append((request, 0))
             return
         self.rejected += 1
@@ -98,7 +100,6 @@ class Scheduler:
                 continue
             self._remove(stay)
             self.finished += 1
-            self.output_tokens += stay.request.output * stay.sequences
             if self._observer:
                 self._observer.finished(stay)
 
@@ -131,12 +132,13 @@ class Scheduler:
             request, generated = self._waiting[0]
             stay = Stay(request, self._serial, self.memory.ledger.step, generated)
             if self._sequences + request.samples > self._max_num_seqs:
-                self._tell_waiting(stay, f"max_num_seqs allows {self._max_num_seqs} sequences at once")
+                if self._observer:
+                    self._observer.waits(stay, f"max_num_seqs allows {self._max_num_seqs} sequences at once")
                 return
             grants = self.memory.admit(stay)
             if grants is None:
                 if self._observer:
-                    self._tell_waiting(stay, self.memory.why_not(stay))
+                    self._observer.waits(stay, self.memory.why_not(stay))
                 return
             self._waiting.popleft()
             self._running[stay.serial] = stay
@@ -145,10 +147,6 @@ class Scheduler:
             self._schedule(stay)
             if self._observer:
                 self._observer.admitted(stay, grants)
-
-    def _tell_waiting(self, stay: Stay, reason: str) -> None:
-        if self._observer:
-            self._observer.waits(stay, reason)
 
     def _remove(self, stay: Stay) -> None:
         del self._running[stay.serial]

@@ -34,7 +34,7 @@ def configs(draw: st.DrawFn) -> SimulationConfig:
         max_model_len=draw(st.integers(2, 80)),
         block_size=draw(st.integers(1, 32)),
         buddy_unit=draw(st.integers(1, 16)),
-        max_num_seqs=draw(st.integers(1, 20)),
+        max_num_seqs=draw(st.integers(3, 20)),
         watermark=draw(st.sampled_from((0.0, 0.1))),
         samples=draw(st.integers(1, 3)),
         allocators=tuple(draw(st.lists(st.sampled_from(ALLOCATORS), min_size=2, max_size=2, unique=True))),

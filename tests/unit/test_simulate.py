@@ -215,6 +215,10 @@ def test_smaller_pages_waste_less_and_need_longer_tables() -> None:
         ({"memory_tokens": 0}, "memory_tokens is 0."),
         ({"watermark": float("nan")}, "watermark is nan."),
         ({"seed": -1}, "seed is -1."),
+        (
+            {"samples": 4, "max_num_seqs": 2},
+            "samples (4) is above max_num_seqs (2): no request could ever start.",
+        ),
         ({"workload": "none"}, "There is no workload 'none'."),
         ({"allocators": ()}, "No allocator was chosen."),
         ({"allocators": ("paged", "x")}, "There is no allocator 'x'."),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from components import kv_form
+from components import kv_form, palette
 from components.block_map import block_map_data
 from engine.cli.simulate import config_of
 from engine.config import SimulationConfig
@@ -115,3 +115,25 @@ def test_the_same_recording_has_the_same_id_and_another_one_has_not() -> None:
     first, again = block_map_data(record(config)), block_map_data(record(config))
     other = block_map_data(record(replace(config, seed=1)))
     assert first["id"] == again["id"] != other["id"]
+
+
+def luminance(colour: str) -> float:
+    """WCAG's relative luminance."""
+    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one: str, other: str) -> float:
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("free", [palette.MEMORY_LIGHT["free"], palette.MEMORY_DARK["free"]])
+def test_every_request_and_token_states_stand_out_from_free_memory(free: str) -> None:
+    theme = palette.MEMORY_LIGHT if free == palette.MEMORY_LIGHT["free"] else palette.MEMORY_DARK
+    assert min(contrast(colour, free) for colour in (*palette.REQUESTS, theme["tokens"])) >= 3
+
+
+def test_neighbouring_requests_have_different_colours() -> None:
+    assert len(set(palette.REQUESTS)) == len(palette.REQUESTS)

@@ -16,7 +16,7 @@ from engine.kv.live.marks import Mark
 from engine.kv.live.sharing import Sent, SharingSnapshot, State
 from engine.kv.live.watch import BlocksSnapshot
 
-LINES = 7
+LINES = 8
 
 
 def numbers(now: BlocksSnapshot) -> None:

@@ -41,7 +41,8 @@ class LoadTestRunner:
         self._board = LoadBoard()
         self._subject: dict[str, Any] = {}
         self._cancel = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._over.set()
 
     def snapshot(self) -> LoadSnapshot:
         return self._board.snapshot()
@@ -62,9 +63,9 @@ class LoadTestRunner:
                 self._board = before
                 raise AlreadyRunning("A chat answer is being written.", "Wait for it, or stop it.")
             self._cancel.clear()
+            self._over.clear()
             self._subject = {}
-            self._thread = threading.Thread(target=self._run, args=(config, server), name="load-test", daemon=True)
-            self._thread.start()
+            threading.Thread(target=self._run, args=(config, server), name="load-test", daemon=True).start()
 
     def cancel(self) -> None:
         """End it soon; what was measured is kept and marked."""
@@ -76,19 +77,19 @@ class LoadTestRunner:
         self.wait()
 
     def wait(self) -> None:
-        """Until it is over, if one runs."""
-        if self._thread is not None:
-            self._thread.join()
+        """Until it is over, if one runs.
+
+        By an event: a ``join()`` that Ctrl-C breaks off takes the thread for ended (seen with Python 3.11).
+        """
+        self._over.wait()
 
     def run_blocking(
         self, config: LoadTestConfig, server: ServerConfig | None, progress: Callable[[str], None]
     ) -> LoadSnapshot:
         """For the command line: start, tell ``progress`` each new message, and return how it ended."""
         self.start(config, server)
-        thread, last = self._thread, ""
-        assert thread is not None
-        while thread.is_alive():
-            thread.join(POLL_S)
+        last = ""
+        while not self._over.wait(POLL_S):
             message = self.snapshot().message
             if message != last:
                 progress(message)
@@ -98,6 +99,12 @@ class LoadTestRunner:
     # -- on the runner's thread
 
     def _run(self, config: LoadTestConfig, server: ServerConfig | None) -> None:
+        try:
+            self._run_to_its_end(config, server)
+        finally:
+            self._over.set()
+
+    def _run_to_its_end(self, config: LoadTestConfig, server: ServerConfig | None) -> None:
         state, error, remedy = LoadState.DONE, None, ""
         try:
             with self._supervisor.reserved(RESERVED):

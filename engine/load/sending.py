@@ -23,7 +23,7 @@ from engine.load.order import CANCELLED, LevelOrder, Prompt, Sent
 from engine.metrics import percentile
 from engine.sse import joined
 
-LAG_PROBE_S = 0.02
+LAG_PROBE_S = 0.05
 # So many failures in a row, without one answer between them, and the server is taken for gone.
 FAILURES_IN_A_ROW, FAILURES_PER_USER = 20, 2
 NONCE_IDS = 8

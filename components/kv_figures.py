@@ -46,12 +46,12 @@ def shares_figure(bars: Sequence[Bar], colours: Mapping[str, str]) -> go.Figure:
             customdata=[said for _, _, said in ends],
             mode="markers",
             name="Published in the paper",
-            marker={"symbol": "line-ns", "size": 44, "line": {"color": palette.MARK, "width": 5}},
+            marker={"symbol": "line-ns", "size": 34, "line": {"color": palette.MARK, "width": 5}},
             hovertemplate="Published: %{customdata}<extra>%{y}</extra>",
         )
     figure.update_layout(barmode="stack", bargap=0.3)
-    figure = layout(figure, "Share of the KV memory (%)", "", 340)
-    figure.update_layout(hovermode="closest", legend={"traceorder": "normal"})
+    figure = layout(figure, "Share of the KV memory (%)", "", 390)
+    figure.update_layout(hovermode="closest", legend={"traceorder": "normal", "xref": "container"})
     figure.update_xaxes(range=[0, 100.5])
     figure.update_yaxes(autorange="reversed", tickfont={"size": 15})
     return figure
@@ -73,7 +73,7 @@ def published_ends(bar: Bar) -> list[tuple[float, str]]:
 def _pattern(kind: str, colours: Mapping[str, str]) -> dict[str, object]:
     if kind != "reserved":
         return {"shape": ""}
-    return {"shape": "/", "fgcolor": colours["tokens"], "bgcolor": colours["reserved"], "size": 7, "solidity": 0.4}
+    return {"shape": "/", "fgcolor": colours["tokens"], "bgcolor": colours["reserved"], "size": 9, "solidity": 0.25}
 
 
 def running_figure(series: RunningRequests) -> go.Figure:

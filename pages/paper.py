@@ -7,7 +7,7 @@ import streamlit as st
 from components import errors, kv_figures, kv_form, palette, paper_view, simulations
 from components.format import plain
 from engine.kv.command import simulate_command
-from engine.kv.figure_data import bars, running_requests
+from engine.kv.figure_data import bars
 from engine.kv.presets import preset
 
 PAPERS = {"paper-sharegpt": "ShareGPT", "paper-alpaca": "Alpaca"}
@@ -50,8 +50,5 @@ with errors.shown():
     paper_view.differences(shown)
     st.subheader("What differs from the paper", anchor=False)
     st.markdown("\n".join(f"- {plain(note)}" for note in result.notes))
-    st.subheader("Requests in memory over time", anchor=False)
-    running = running_requests(result)
-    st.plotly_chart(kv_figures.running_figure(running), key="paper_running", alt=kv_figures.running_alt(running))
     kv_form.show_command(simulate_command(config))
     paper_view.citation()

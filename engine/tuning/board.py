@@ -50,6 +50,13 @@ class StudyBoard:
                 load=load.snapshot() if load else None,
             )
 
+    @property
+    def study(self) -> Study:
+        """The one that this board is for."""
+        with self._lock:
+            assert self._snapshot.study is not None
+            return self._snapshot.study
+
     def publish(self, **changes: Any) -> None:
         with self._lock:
             self._snapshot = replace(self._snapshot, **changes)

@@ -217,12 +217,9 @@ def changed(before: ServerConfig, after: ServerConfig) -> dict[str, Value]:
 
 
 def in_words(changes: Mapping[str, Value]) -> str:
-    """Changed settings in one line: "max_num_seqs 8, prefix caching off"."""
-    named = {one.name: one for one in KNOBS}
-    words = []
-    for name, value in changes.items():
-        shown = named[name].show(value) if name in named else str(value)
-        words.append(f"{name} {shown}")
+    """Changed settings in one line, by their own names: "max_num_seqs 8, enable_prefix_caching off"."""
+    bare = {one.name: replace(one, unit="") for one in KNOBS}
+    words = (f"{name} {bare[name].show(value) if name in bare else value}" for name, value in changes.items())
     return ", ".join(words) or "as it was"
 
 

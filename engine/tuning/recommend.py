@@ -121,10 +121,12 @@ def serve_yaml(launch: Launch) -> str:
     if CPU_SPACE in launch.env:
         values[MEMORY_KEY] = int(launch.env[CPU_SPACE]) * GIB
     kept = {name: value for name, value in values.items() if name not in LEFT_OUT}
-    variables = Launch(
-        (), {name: value for name, value in launch.env.items() if name not in (CPU_SPACE, "VLLM_API_KEY")}
-    )
-    comment = f"# {variables.shell_line()} vllm serve --config this-file.yaml\n"
+    on_cpu = CPU_SPACE in launch.env
+    variables = {name: value for name, value in launch.env.items() if name not in (CPU_SPACE, "VLLM_API_KEY")}
+    # The CPU wheel has another name, for which the ``vllm`` command does not look.
+    start = f"python -m {MODULE}" if on_cpu else "vllm serve"
+    line = f"{Launch((), variables).shell_line()} {start} --config this-file.yaml".strip()
+    comment = f"# {' '.join(line.split())}\n"
     return comment + yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
 
 

@@ -138,7 +138,7 @@ def test_values_and_changes_are_shown_in_words() -> None:
     assert knob("block_size", CPU, None).show(None) == "the lab's own"
     after = replace(ServerConfig(), max_num_seqs=8, enable_prefix_caching=False)
     assert changed(ServerConfig(), after) == {"max_num_seqs": 8, "enable_prefix_caching": False}
-    assert in_words(changed(ServerConfig(), after)) == "max_num_seqs 8 requests, enable_prefix_caching off"
+    assert in_words(changed(ServerConfig(), after)) == "max_num_seqs 8, enable_prefix_caching off"
     assert in_words({}) == "as it was"
 
 

@@ -16,6 +16,7 @@ from engine.locks import FileLock
 from engine.server.command import installed_options, publishes_kv_events
 from engine.server.record import ServerRecord, read_record
 from engine.server.supervisor import Supervisor
+from engine.server.warm import WarmStarts
 from engine.store import RunStore
 from engine.tuning.runner import TuningRunner
 
@@ -92,7 +93,8 @@ def _open_owned(settings: Settings, lock: FileLock) -> LabServices:
 def _open(settings: Settings, lock: FileLock | None) -> LabServices:
     store = RunStore(settings.database)
     live = LiveBlocks(supported=lambda: publishes_kv_events(installed_options()))
-    supervisor = Supervisor(settings, store, owner=lock is not None, events=live)
+    warm = WarmStarts(settings.logs_dir / "imports.log")
+    supervisor = Supervisor(settings, store, owner=lock is not None, events=live, warm=warm)
 
     # They ask each other: what is measured must not share the machine with a chat.
     def require_nothing_measured() -> None:

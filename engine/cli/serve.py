@@ -32,6 +32,7 @@ def register(verbs: Any) -> None:
     verb.add_argument("--gpu-memory-utilization", type=float)
     verb.add_argument("--enforce-eager", action=argparse.BooleanOptionalAction)
     verb.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction)
+    verb.add_argument("--enable-chunked-prefill", action=argparse.BooleanOptionalAction)
 
 
 def _run(arguments: argparse.Namespace, settings: Settings) -> Answer:

@@ -74,9 +74,18 @@ def difference(before: LevelResult, after: LevelResult) -> Difference:
     deltas = _deltas(before, after)
     named = {one.name: one for one in deltas}
     told = [named[name].words for name in ("ttft_p95_ms", "tpot_p50_ms", "throughput_tok_s") if named[name].words]
-    headline = f"{'; '.join(told)}." if told else f"Nothing changed by {NOTICEABLE:.0%} or more."
+    headline = (
+        f"{'; '.join([*told[:1], *map(_inside, told[1:])])}."
+        if told
+        else f"Nothing changed by {NOTICEABLE:.0%} or more."
+    )
     causes = (_queue(before, after), _preempted(before, after), _cached(before, after), _trade(named), _room(named))
     return Difference(headline, tuple(filter(None, causes)), _caveats(before, after), deltas)
+
+
+def _inside(words: str) -> str:
+    """Inside a sentence; TTFT stays as it is."""
+    return words[0].lower() + words[1:] if words[1:2].islower() else words
 
 
 def _deltas(before: LevelResult, after: LevelResult) -> tuple[Delta, ...]:

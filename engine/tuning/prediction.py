@@ -300,8 +300,9 @@ def _memory(
     """Bytes of the KV cache on one device, whether that is exact, and where it is from."""
     if CPU_SPACE in launch.env:
         gib = int(launch.env[CPU_SPACE])
-        words = "as asked for" if config.kv_cache_gib else "every request at full length, within half of the free RAM"
-        return gib * GIB, True, words
+        if config.kv_cache_gib is None and gib < _wanted_gib(config, plan):
+            return gib * GIB, False, "half of the RAM that will be free, which changes from moment to moment"
+        return gib * GIB, True, "as asked for" if config.kv_cache_gib else "room for every request at full length"
     if config.kv_cache_gib is not None:
         return config.kv_cache_gib * GIB, True, "as asked for"
     total = card.memory_bytes if card else None
@@ -315,6 +316,13 @@ def _memory(
     weights = -(-source.weights_bytes // (config.tensor_parallel_size * config.pipeline_parallel_size))
     left = budget(total, config.gpu_memory_utilization, weights, GUESSED_RESERVE)
     return left.kv, False, f"estimated: what weights and a reserve of {RESERVE_GIB:g} GiB leave"
+
+
+def _wanted_gib(config: ServerConfig, plan: KvPlan) -> int:
+    """What ``kv_space_gib`` gives where there is RAM enough."""
+    blocks = -(-plan.setup.max_model_len // plan.setup.block_size)
+    per_request = blocks * plan.setup.block_size * plan.shape.kv_bytes_per_token
+    return -(-per_request * config.max_num_seqs // GIB)
 
 
 def _other_than_kv(config: ServerConfig, known: Known, total: int) -> int | None:

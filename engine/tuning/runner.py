@@ -70,7 +70,8 @@ class TuningRunner:
         self._board = StudyBoard(studies.interrupted(left_over) if left_over else None)
         self._lock = threading.Lock()
         self._cancel, self._pause, self._closing = threading.Event(), threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._over.set()
 
     # -- what viewers read
 
@@ -163,9 +164,11 @@ class TuningRunner:
         self.wait()
 
     def wait(self) -> None:
-        """Until nothing is tried any more."""
-        if self._thread is not None:
-            self._thread.join()
+        """Until nothing is tried any more.
+
+        By an event: a ``join()`` that Ctrl-C breaks off takes the thread for ended (seen with Python 3.11).
+        """
+        self._over.wait()
 
     def run_blocking(
         self, config: StudyConfig | None, progress: Callable[[str], None], *, restore: bool = False
@@ -175,10 +178,8 @@ class TuningRunner:
             self.resume(restore=restore)
         else:
             self.start(config, restore=restore)
-        thread, last = self._thread, ""
-        assert thread is not None
-        while thread.is_alive():
-            thread.join(POLL_S)
+        last = ""
+        while not self._over.wait(POLL_S):
             if (message := self.snapshot().message) != last:
                 progress(message)
                 last = message
@@ -202,8 +203,8 @@ class TuningRunner:
                 raise
             self._cancel.clear()
             self._pause.clear()
-            self._thread = threading.Thread(target=self._run, args=(restore,), name="tuning", daemon=True)
-            self._thread.start()
+            self._over.clear()
+            threading.Thread(target=self._run, args=(restore,), name="tuning", daemon=True).start()
 
     def _check_server(self) -> None:
         """Whether the server is ours and free; raises AlreadyRunning or DataFolderInUse."""
@@ -230,6 +231,12 @@ class TuningRunner:
         return tuple(replace(trial, number=number) for number, trial in enumerate(trials))
 
     def _run(self, restore: bool) -> None:
+        try:
+            self._run_to_its_end(restore)
+        finally:
+            self._over.set()
+
+    def _run_to_its_end(self, restore: bool) -> None:
         state, error, remedy = StudyState.DONE, "", ""
         study = self._board.study
         # A later process finds no server, but knows what had run.

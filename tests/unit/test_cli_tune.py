@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,6 +141,26 @@ def test_an_interrupted_study_keeps_what_was_measured_and_says_how_to_go_on(
     assert main(["tune", "--max-num-seqs", "8,32", "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["remedy"] == "Go on with --resume." and answer["trials"][0]["level"]["throughput_tok_s"] == 100
+
+
+def test_ctrl_c_interrupts_the_study_which_is_answered_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        """A tuning service in whose midst somebody presses Ctrl-C."""
+
+        interrupted = False
+
+        def run_blocking(self, *_: Any, **__: Any) -> TuneSnapshot:
+            raise KeyboardInterrupt
+
+        def interrupt(self) -> None:
+            self.interrupted = True
+
+        def snapshot(self) -> TuneSnapshot:
+            assert self.interrupted
+            return ended(StudyState.PAUSED)
+
+    services = SimpleNamespace(tuning=Interrupted())
+    assert tune_module._tried(services, None).state == StudyState.PAUSED  # type: ignore[arg-type]
 
 
 def test_a_study_of_which_nothing_was_measured_failed(scripted: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from tests.tuned import level, spread
 
 def test_what_changed_is_told_with_both_values() -> None:
     found = difference(level(100, 1300), level(200, 400))
-    assert found.headline == "TTFT p95 fell from 1.3 s to 400 ms; Throughput rose from 100 tok/s to 200 tok/s."
+    assert found.headline == "TTFT p95 fell from 1.3 s to 400 ms; throughput rose from 100 tok/s to 200 tok/s."
 
 
 def test_less_than_a_tenth_is_not_called_a_change() -> None:

@@ -157,8 +157,11 @@ def test_on_a_cpu_the_cache_is_exact_and_sized_as_the_command_says(known: Known)
 def test_memory_that_the_running_server_gives_back_counts(known: Known) -> None:
     tight = replace(known, hardware=replace(CPU, ram_available_bytes=2 * GIB))
     config = ServerConfig(max_model_len=8192)
-    assert predict(config, {}, tight).kv_bytes == GIB
+    found = predict(config, {}, tight)
+    assert found.kv_bytes == GIB and not found.exact and "RAM" in found.memory_words
     assert predict(config, {}, replace(tight, held_bytes=6 * GIB)).kv_bytes == 4 * GIB
+    roomy = predict(config, {}, replace(tight, held_bytes=12 * GIB))
+    assert roomy.kv_bytes == 6 * GIB and roomy.exact
 
 
 @pytest.mark.parametrize(

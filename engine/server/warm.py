@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import IO
@@ -24,16 +24,39 @@ from typing import IO
 from engine.config import PROJECT_ROOT
 from engine.server.command import MODULE, Launch
 from engine.server.forking import AFFINITY
-from engine.server.zygote import MESSAGE_BYTES, WARM
+from engine.server.zygote import MESSAGE_BYTES, OPTIONAL, WARM
 
-# What the server's processes have imported by the time they are ready; vLLM leaves the last ones to the first use.
 MODULES = (
     MODULE,
     "vllm.v1.engine.async_llm",
     "vllm.v1.engine.core",
     "vllm.v1.executor.multiproc_executor",
     "vllm.v1.worker.cpu_worker",
+)
+# What vLLM's processes import on their way to ready besides, a second of it; a version without one starts as well.
+USEFUL_MODULES = (
+    "vllm.v1.core.sched.scheduler",
+    "vllm.v1.attention.backends.cpu_attn",
     "vllm.model_executor.models.llama",
+    "vllm.model_executor.layers.quantization.online.base",
+    "vllm.entrypoints.anthropic.api_router",
+    "vllm.entrypoints.generate.generative_scoring.api_router",
+    "vllm.entrypoints.generate.structured_decisions.api_router",
+    "vllm.entrypoints.openai.chat_completion.api_router",
+    "vllm.entrypoints.openai.completion.api_router",
+    "vllm.entrypoints.openai.responses.api_router",
+    "vllm.entrypoints.scale_out.derender.api_router",
+    "vllm.entrypoints.scale_out.render.api_router",
+    "vllm.entrypoints.scale_out.token_in_token_out.api_router",
+    "vllm.entrypoints.serve.elastic_ep.api_router",
+    "vllm.entrypoints.serve.instrumentator.metrics",
+    "vllm.entrypoints.serve.middleware.authenticate",
+    "vllm.entrypoints.serve.profile.api_router",
+    "vllm.entrypoints.serve.tokenize.api_router",
+    "model_hosting_container_standards.sagemaker",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto",
+    "anyio._backends._asyncio",
 )
 # Variables of a launch that are read when they are used, so a process that imported without them can serve it.
 READ_LATE = frozenset(
@@ -65,9 +88,12 @@ class ForkedGuard:
 class WarmStarts:
     """Thread-safe; ``guard`` waits while the zygote imports. ``why_not`` says why the last one was refused."""
 
-    def __init__(self, output: Path, modules: tuple[str, ...] = MODULES) -> None:
-        """``output`` gets what the imports print; nothing starts yet."""
-        self._output, self._modules = output, modules
+    def __init__(
+        self, output: Path, modules: Sequence[str] = MODULES, useful_modules: Sequence[str] = USEFUL_MODULES
+    ) -> None:
+        """``output`` gets what the imports print. ``useful_modules`` may be missing. Nothing starts yet."""
+        self._output = output
+        self._modules = (*modules, *(f"{OPTIONAL}{name}" for name in useful_modules))
         self._lock = threading.Lock()
         self._zygote: _Zygote | None = None
         self.why_not = ""

@@ -1,9 +1,9 @@
 """A process that has imported vLLM and does nothing else, so that a server can be forked from it instead of started.
 
-The app starts ``python -m engine.server.zygote MODULE …`` with a socket as its standard input, and hears ``warm``
-there once the modules are imported, or why that won't do. Each message after that brings two descriptors, the standard
-input and output of a guard; the guard is forked, and its pid is the answer. The guard forks the server (see
-``engine.server.launcher``), and all else is as with a server that was started as a program.
+The app starts ``python -m engine.server.zygote MODULE …`` (``?MODULE`` may be missing) with a socket as its standard
+input, and hears ``warm`` there once the modules are imported, or why that won't do. Each message after that brings two
+descriptors, the standard input and output of a guard; the guard is forked, and its pid is the answer. The guard forks
+the server (see ``engine.server.launcher``), and all else is as with a server that was started as a program.
 
 It has one thread, no port, no model; it ends when the app closes the socket or dies.
 """
@@ -29,6 +29,7 @@ from engine.server.forking import exit_like_python, fork_with, name_process, rem
 from engine.server.launcher import fork_server
 
 WARM = b"warm"
+OPTIONAL = "?"
 MESSAGE_BYTES = 4096
 IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
 OPENBLAS = re.compile(r"/[^/\s]*openblas[^/\s]*\.so\S*$", re.MULTILINE)
@@ -46,7 +47,7 @@ def main(modules: list[str]) -> int:
         return 0
     before = dict(os.environ)
     for module in modules:
-        importlib.import_module(module)
+        _import(module)
     threads = unexplained_threads()
     if threads:
         app.send(f"importing started {threads} threads, and a fork would lose them".encode())
@@ -59,6 +60,14 @@ def main(modules: list[str]) -> int:
     set_by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
     _Zygote(app, set_by_imports).serve()
     return 0
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module.removeprefix(OPTIONAL))
+    except ImportError:
+        if not module.startswith(OPTIONAL):
+            raise
 
 
 def unexplained_threads() -> int:

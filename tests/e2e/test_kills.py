@@ -30,7 +30,15 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServices]:
 
 
 def children() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
+    """All processes below this one but the one that keeps vLLM imported, which outlives servers."""
+    return {child.pid for child in psutil.Process().children(recursive=True) if not is_zygote(child)}
+
+
+def is_zygote(process: psutil.Process) -> bool:
+    try:
+        return "engine.server.zygote" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def served(lab: LabServices) -> int:

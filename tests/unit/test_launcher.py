@@ -18,6 +18,8 @@ from engine.config import PROJECT_ROOT
 from engine.server.child import ServerChild
 from engine.server.command import Launch, cpu_thread_environment
 from engine.server.processes import group_members, openmp_files, start_ticks
+from engine.server.state import ServerSnapshot
+from engine.server.supervisor import IMPORTING, history_key
 from engine.server.warm import WarmStarts, can_fork
 from tests.supervised import CPU, Lab, alive, eventually
 
@@ -45,7 +47,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.warm = WarmStarts(folder / "imports.log", MODULES)
+        self.warm = WarmStarts(folder / "imports.log", MODULES, ("tests.nowhere", "tests.fake_openai"))
         self.log = folder / "server.log"
         self.log.touch()
         self.children: list[ServerChild] = []
@@ -204,7 +206,7 @@ def test_an_import_that_starts_a_thread_makes_it_unfit(bench: Bench) -> None:
 
 
 def test_a_folder_that_is_gone_means_a_plain_start(tmp_path: Path) -> None:
-    warm = WarmStarts(tmp_path / "gone" / "imports.log", MODULES)
+    warm = WarmStarts(tmp_path / "gone" / "imports.log", MODULES, ())
     assert warm.guard(launch(), os.environ, go_on) is None
     assert "No such file" in warm.why_not
     warm.close()
@@ -313,7 +315,7 @@ def warm_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
         lab.settings.logs_dir.mkdir(parents=True)
         lab.preload = {"LD_PRELOAD": PRELOAD, **env}
         lab.supervisor = lab.open(
-            warm=WarmStarts(lab.settings.logs_dir / "imports.log", ("tests.fake_server", *MODULES))
+            warm=WarmStarts(lab.settings.logs_dir / "imports.log", MODULES, ("tests.fake_server",))
         )
         opened.append(lab)
         return lab
@@ -327,21 +329,39 @@ def test_restarts_come_from_the_same_zygote_and_closing_ends_it(warm_lab: Callab
     lab = warm_lab()
     first = lab.start_and_wait()
     (zygote,) = {child.pid for child in psutil.Process().children() if "engine.server.zygote" in cmdline(child)}
-    assert first.pid is not None and psutil.Process(first.pid).parent().ppid() == zygote  # type: ignore[union-attr]
-    assert first.command.endswith(" ".join(lab.launched[-1].argv)) or lab.launched[-1].argv[0] in first.command
+    assert first.forked and grandparent(first) == zygote
+    assert first.command == lab.launched[-1].shell_line()
     lab.supervisor.restart(first.config)
     second = eventually(lambda: s if (s := lab.snapshot()).ready and s.generation > first.generation else None)
-    assert psutil.Process(second.pid).parent().ppid() == zygote
+    assert second.forked and grandparent(second) == zygote
     lab.supervisor.close()
     assert not alive(zygote)
+
+
+def test_a_start_that_waited_for_the_imports_is_no_measure_for_the_others(warm_lab: Callable[..., Lab]) -> None:
+    lab = warm_lab()
+    first = lab.start_and_wait()
+    key = history_key(first.config)
+    assert lab.store.expected_start(key) == {}
+    assert lab.store.expected_start(key + IMPORTING)["import"] > 0
+    lab.supervisor.stop(wait=True)
+    lab.start_and_wait()
+    assert lab.store.expected_start(key)["import"] > 0
 
 
 def test_a_zygote_that_fails_costs_a_note_in_the_log_and_nothing_else(warm_lab: Callable[..., Lab]) -> None:
     lab = warm_lab(IMPORT_FAILS="1")
     ready = lab.start_and_wait()
-    assert ready.log_path is not None
+    assert ready.log_path is not None and not ready.forked
     note = "[vLLM Lab] Started as a program, not from a process with vLLM imported: importing failed."
     assert Path(ready.log_path).read_text().splitlines()[0] == note
+
+
+def grandparent(snapshot: ServerSnapshot) -> int:
+    """Whose child the guard is."""
+    guard = psutil.Process(snapshot.pid).parent()
+    assert guard is not None
+    return guard.ppid()
 
 
 def cmdline(process: psutil.Process) -> str:

@@ -13,7 +13,7 @@ from engine.load.board import LoadBoard
 from engine.tuning.explain import Difference, difference
 from engine.tuning.recommend import pareto, recommend
 from engine.tuning.search import importance
-from engine.tuning.study import Recommendation, Study, StudyKind, StudyState, Trial, TuneSnapshot
+from engine.tuning.study import Recommendation, Study, StudyKind, StudyState, Trial, TrialState, TuneSnapshot
 
 Complete = Callable[[Recommendation], Recommendation]
 
@@ -82,10 +82,8 @@ class StudyBoard:
         """After a trial: what the study says so far."""
         with self._lock:
             study = self._snapshot.study
-            if self._trial_began_s is not None:
-                self._trial_s.append(time.monotonic() - self._trial_began_s)
-                self._trial_began_s = None
-        assert study is not None
+            assert study is not None
+            self._time_trial(study)
         found = _found(study)
         if found.get("recommendation") is not None:
             found["recommendation"] = complete(found["recommendation"])
@@ -108,6 +106,12 @@ class StudyBoard:
                 remedy=remedy,
             )
         self.sum_up(complete)
+
+    def _time_trial(self, study: Study) -> None:
+        number, began_s, self._trial_began_s = self._snapshot.trial, self._trial_began_s, None
+        # What is refused takes no time, and says nothing of the others.
+        if began_s is not None and number is not None and study.trials[number].state != TrialState.REFUSED:
+            self._trial_s.append(time.monotonic() - began_s)
 
     def _change_trials(self, change: Callable[[tuple[Trial, ...]], tuple[Trial, ...]]) -> Study:
         with self._lock:

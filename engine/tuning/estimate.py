@@ -48,7 +48,8 @@ def estimate(config: StudyConfig, store: RunStore, environment: Environment, run
     if not config.measure:
         measure_s = 0.0
     servers = list(_servers(config))
-    restarts = [_restart_s(server, store, environment.hardware) for server in servers if server != running]
+    timed_starts = {mode: _restart_s(one, store, environment.hardware) for mode, one in _modes(servers).items()}
+    restarts = [timed_starts[_mode(server)] for server in servers if server != running]
     known = [seconds for seconds in restarts if seconds is not None]
     # A search tries some of them: each has the same chance.
     restarted = len(restarts) / len(servers) * config.trials if servers else 0.0
@@ -70,6 +71,16 @@ def _servers(config: StudyConfig) -> Iterable[ServerConfig]:
             yield config.server(one)
         except ConfigError:  # refused: it takes no time
             continue
+
+
+def _mode(server: ServerConfig) -> tuple[str, bool | None]:
+    """What the time of a start depends on."""
+    return server.model, server.enforce_eager
+
+
+def _modes(servers: Iterable[ServerConfig]) -> dict[tuple[str, bool | None], ServerConfig]:
+    """One server of each: history is in the database, and a space may have a thousand combinations."""
+    return {_mode(server): server for server in servers}
 
 
 def _restart_s(server: ServerConfig, store: RunStore, hardware: Hardware) -> float | None:

@@ -198,6 +198,7 @@ class TuningRunner:
                 if self._is_chatting():  # asked when the board says "running", as the others ask the other way round
                     raise AlreadyRunning("A chat answer is being written.", "Wait for it, or stop it.")
                 studies.keep(self._bench.store, study)
+                studies.forget_old(self._bench.store)
             except LabError:
                 self._board = before
                 raise

@@ -26,7 +26,7 @@ def new_study(config: StudyConfig, trials: tuple[Trial, ...]) -> Study:
 
 
 def keep(store: RunStore, study: Study) -> None:
-    """The newest ones only. Raises StoreError or DiskFull."""
+    """Raises StoreError or DiskFull."""
     body = {
         "created_at": study.created_at,
         "state": str(study.state),
@@ -36,6 +36,10 @@ def keep(store: RunStore, study: Study) -> None:
         "remedy": study.remedy,
     }
     store.put_document(KIND, study.id, body)
+
+
+def forget_old(store: RunStore) -> None:
+    """All but the newest; their trials stay among the runs. Raises StoreError."""
     for name in list(store.documents(KIND))[:-KEPT]:
         store.delete_document(KIND, name)
 

@@ -178,18 +178,12 @@ def test_a_search_tries_its_budget_and_says_what_matters(load: ScriptedLoad, run
 
 def test_the_slo_decides_what_is_recommended(load: ScriptedLoad, runner: TuningRunner) -> None:
     load.result = lambda served: level(10.0 * served.max_num_seqs, 100.0 * served.max_num_seqs)
-    workload = replace(LOAD, slo_ttft_ms=300.0)
-    load_config = workload
     runner._bench.load = lambda endpoint, config, *rest: load(endpoint, LOAD, *rest)  # the load itself is the same
     two: dict[str, Any] = {"max_num_seqs": (2, 4)}
-    runner.start(grid(workload=load_config, space=two), restore=False)
+    runner.start(grid(workload=replace(LOAD, slo_ttft_ms=300.0), space=two), restore=False)
     found = ended(runner).recommendation
     assert found is not None and (found.trial, found.meets_slo) == (0, True)
     assert found.words.startswith("For TTFT p95 ≤ 300 ms choose max_num_seqs 2: 20 tok/s at TTFT p95 200 ms.")
-    runner.start(grid(workload=replace(LOAD, slo_ttft_ms=100.0), space=two), restore=False)
-    found = ended(runner).recommendation
-    assert found is not None and (found.trial, found.meets_slo) == (0, False)
-    assert "No trial met TTFT p95 ≤ 100 ms. Closest is max_num_seqs 2" in found.words
 
 
 # -- apply
@@ -365,7 +359,7 @@ def test_what_the_lab_does_not_survive_twice_is_not_tried_a_third_time(lab: Lab,
 
 def test_a_search_goes_on_in_a_later_process_where_it_was(lab: Lab, load: ScriptedLoad, runner: TuningRunner) -> None:
     space = {"max_num_seqs": (1, 2, 4, 8, 16, 32)}
-    search = grid(kind=StudyKind.SEARCH, space=space, budget=4)
+    search = grid(kind=StudyKind.SEARCH, space=space, budget=3)
     runner.start(search, restore=False)
     whole = [trial.changes for trial in ended(runner).trials]
     load.served.clear()
@@ -380,6 +374,7 @@ def test_a_search_goes_on_in_a_later_process_where_it_was(lab: Lab, load: Script
 def test_damaged_and_old_studies_do_not_hide_the_others(lab: Lab, load: ScriptedLoad) -> None:
     for number in range(studies.KEPT + 5):
         studies.keep(lab.store, replace(studies.new_study(grid(), ()), id=f"{number:03}", state=StudyState.DONE))
+    studies.forget_old(lab.store)
     assert len(studies.kept(lab.store)) == studies.KEPT
     lab.store.put_document(studies.KIND, "999", {"config": 1})
     assert studies.kept(lab.store)[0].id == f"{studies.KEPT + 4:03}"

@@ -1,194 +1,197 @@
-"""What one streamed token costs the client, ours against the OpenAI SDK, and whether both measure the same.
+"""What measuring costs and how true it is: our load test, vLLM's ``bench serve`` and guidellm on the same work in turn.
 
-    python -m benchmarks.client_cost                       a fake server in another process
-    python -m benchmarks.client_cost --base-url URL        a real one as well (--api-key, --model)
+    python -m benchmarks.client_cost                      fake servers with known timings, 20, 200 and 1,000 streams
+    python -m benchmarks.client_cost --real               the real vLLM as well (20 users)
+    python -m benchmarks.client_cost --streams 20 --clients ours,vllm_bench --sdk
 
-Both clients take turns in one run: same server, same requests, same number of users. The cost is this process's CPU
-time (user and system) per token, JSON included. Agreement is the ratio of the medians of TTFT and TPOT, one request
-at a time. One JSON document on stdout.
+Fake: what each client reports against what the server really sent (medians of TTFT and TPOT, tokens/s), and its CPU
+time per token. Real: the throughput that each reports on one server, one after another, ``--rounds`` times. guidellm
+is installed into a virtual environment of its own; where that can't be done it is left out, with the reason.
+``--sdk`` adds what our client and the OpenAI SDK cost per token in one process (``benchmarks.sdk_cost``). One JSON
+document on stdout.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import gc
 import json
+import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from pathlib import Path
 from statistics import median
+from typing import Any
 
-from engine.answer import AnswerRecorder
-from engine.chat import ChatOptions, request_body, sdk_client, stream_with_sdk
-from engine.client import CompletionRequest, run_concurrently
-from engine.config import Endpoint
-from engine.endpoint_api import list_models
-from engine.errors import LabError
-from engine.metrics import RequestTrace
+from benchmarks import load_clients, sdk_cost
+from benchmarks.load_clients import CLIENTS, Failed, Work
+from engine.config import Endpoint, ServerConfig, Settings
+from engine.models import prepare
+from engine.services import open_lab
 
-PROMPT = "Write a long story about a lighthouse."
-TARGET_MS = 0.12
-TARGET_AGREEMENT = 0.05
-Client = Callable[[Endpoint, Sequence[CompletionRequest]], list[RequestTrace]]
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Medians in ms of both clients, and how far the SDK's are from ours (0.05: five percent)."""
-
-    ttft_client_ms: float
-    ttft_sdk_ms: float
-    tpot_client_ms: float
-    tpot_sdk_ms: float
-    ttft_difference: float
-    tpot_difference: float
-
-    @property
-    def ok(self) -> bool:
-        return max(abs(self.ttft_difference), abs(self.tpot_difference)) <= TARGET_AGREEMENT
+# Streams → (gap between tokens in ms, tokens, rounds): about 2,000 tokens/s in all, which the fake server and any
+# client can do on one core each; TTFT is 200 ms.
+FAKE_WORK = {20: (10.0, 200, 3), 200: (100.0, 50, 2), 1000: (500.0, 24, 2)}
+FAKE_TTFT_MS = 200.0
+REAL_USERS, REAL_REQUESTS, REAL_TOKENS = 20, 60, 50
+TARGET_STREAMS, TARGET_SHARE, TARGET_MS, TARGET_CPU_MS = 200, 0.02, 2.0, 0.12
 
 
-def light(endpoint: Endpoint, requests: Sequence[CompletionRequest]) -> list[RequestTrace]:
-    return run_concurrently(endpoint, requests)
+class TimedServer:
+    """The fake server in a process of its own, which can say what it really sent."""
 
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self._process = process
+        self.endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", "fake-model")
 
-def sdk(endpoint: Endpoint, requests: Sequence[CompletionRequest]) -> list[RequestTrace]:
-    return asyncio.run(_sdk(endpoint, requests))
-
-
-async def _sdk(endpoint: Endpoint, requests: Sequence[CompletionRequest]) -> list[RequestTrace]:
-    """One SDK client for all, as a program would; with one request its sending time is exact, as in Chat."""
-    recorders = [AnswerRecorder(request.expected_tokens, None) for request in requests]
-    bodies = [_sdk_body(endpoint, request) for request in requests]
-    on_send = recorders[0].mark_sent if len(recorders) == 1 else None
-    async with sdk_client(endpoint, on_send) as client:
-        await asyncio.gather(*(stream_with_sdk(client, r, b) for r, b in zip(recorders, bodies, strict=True)))
-    return [recorder.trace() for recorder in recorders]
-
-
-def _sdk_body(endpoint: Endpoint, request: CompletionRequest) -> dict[str, object]:
-    options = ChatOptions(temperature=request.temperature, max_tokens=request.max_tokens)
-    body = request_body(endpoint, request.messages or [], options, live_usage=False)
-    return body | {"extra_body": {"ignore_eos": request.ignore_eos}}
-
-
-def chat_requests(count: int, max_tokens: int, name: str) -> list[CompletionRequest]:
-    """A nonce starts every prompt, so that none is found in the prefix cache."""
-    return [
-        CompletionRequest(
-            messages=[{"role": "user", "content": f"{name}-{i}-{time.time_ns()}. {PROMPT}"}],
-            max_tokens=max_tokens,
-            ignore_eos=True,
-        )
-        for i in range(count)
-    ]
-
-
-def cpu_ms_per_token(client: Client, endpoint: Endpoint, users: int, tokens: int) -> float:
-    requests = chat_requests(users, tokens, client.__name__)
-    gc.collect()
-    before_s = time.process_time()
-    traces = client(endpoint, requests)
-    spent_s = time.process_time() - before_s
-    return spent_s * 1000 / sum(_whole(trace).output_tokens or 0 for trace in traces)
-
-
-def agreement(endpoint: Endpoint, *, repeats: int = 10, tokens: int = 64) -> Agreement:
-    """TTFT and TPOT of both clients on one server, taking turns so that drift hits both alike."""
-    traces: dict[Client, list[RequestTrace]] = {light: [], sdk: []}
-    for client in traces:
-        client(endpoint, chat_requests(1, tokens, "warm-up"))
-    for index in range(repeats):
-        order = [light, sdk] if index % 2 else [sdk, light]
-        for client in order:
-            traces[client] += [_whole(trace) for trace in client(endpoint, chat_requests(1, tokens, "agree"))]
-    ttft = {client: median(trace.ttft_ms or 0.0 for trace in traces[client]) for client in traces}
-    tpot = {client: median(trace.tpot_ms or 0.0 for trace in traces[client]) for client in traces}
-    return Agreement(
-        ttft[light], ttft[sdk], tpot[light], tpot[sdk], ttft[sdk] / ttft[light] - 1, tpot[sdk] / tpot[light] - 1
-    )
-
-
-def costs(endpoint: Endpoint, *, users: int, tokens: int, repeats: int) -> dict[str, object]:
-    """CPU per token of both clients and their ratio (medians)."""
-    for client in (light, sdk):
-        cpu_ms_per_token(client, endpoint, users, tokens)
-    ours, theirs = [], []
-    for _ in range(repeats):
-        ours.append(cpu_ms_per_token(light, endpoint, users, tokens))
-        theirs.append(cpu_ms_per_token(sdk, endpoint, users, tokens))
-    return {
-        "users": users,
-        "tokens_per_user": tokens,
-        "client_cpu_ms_per_token": median(ours),
-        "client_cpu_ms_per_token_spread": [min(ours), max(ours)],
-        "sdk_cpu_ms_per_token": median(theirs),
-        "sdk_cpu_ms_per_token_spread": [min(theirs), max(theirs)],
-        "sdk_over_client": median(theirs) / median(ours),
-        "target_ms": TARGET_MS,
-        "ok": median(ours) < TARGET_MS,
-    }
-
-
-def _whole(trace: RequestTrace) -> RequestTrace:
-    if failure := trace.failure():
-        raise failure
-    return trace
+    def truth(self, requests: int) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"report {requests}\n")
+        self._process.stdin.flush()
+        found: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return found
 
 
 @contextmanager
-def fake_server(tokens: int, gap_ms: float, ttft_ms: float = 100.0) -> Iterator[Endpoint]:
-    """In a process of its own, so that its CPU time isn't counted; ends with its standard input."""
+def timed_server(tokens: int, gap_ms: float, ttft_ms: float = FAKE_TTFT_MS) -> Iterator[TimedServer]:
+    """Ends with its standard input."""
     command = [sys.executable, "-m", "tests.fake_openai"]
     command += ["--tokens", str(tokens), "--gap-ms", str(gap_ms), "--ttft-ms", str(ttft_ms)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         try:
-            yield Endpoint(f"http://127.0.0.1:{int(process.stdout.readline())}/v1", "fake-model")
+            yield TimedServer(process, int(process.stdout.readline()))
         finally:
             process.stdin.close()
             process.wait(10)
 
 
-def report(endpoint: Endpoint, args: argparse.Namespace) -> dict[str, object]:
-    agreed = agreement(endpoint, repeats=args.agreement_repeats, tokens=min(args.tokens, 64))
+def fake_report(clients: Sequence[str], streams: int, tokenizer: Path) -> dict[str, Any]:
+    """Every client in turn on a server of its own with the same timings."""
+    gap_ms, tokens, rounds = FAKE_WORK[streams]
+    found: dict[str, Any] = {}
+    for name in clients:
+        with timed_server(tokens, gap_ms) as server:
+            work = Work(server.endpoint, tokenizer, streams, streams * rounds, tokens)
+            try:
+                reported, curve = load_clients.run(name, work)
+            except Failed as failure:
+                found[name] = {"left_out": str(failure)}
+                continue
+            found[name] = _against_truth(asdict(reported), server.truth(work.requests), curve)
+    return {"streams": streams, "gap_ms": gap_ms, "tokens": tokens, "clients": found} | _verdict(streams, found)
+
+
+def _against_truth(reported: dict[str, Any], true: dict[str, Any], curve: load_clients.CpuCurve) -> dict[str, Any]:
+    cpu_s = curve.between(true["began_s"], true["ended_s"])
+    errors = {
+        f"{name}_error_ms": reported[name] - true[name] if reported[name] is not None else None
+        for name in ("ttft_p50_ms", "tpot_p50_ms")
+    }
+    true_tok_s = true["tokens"] / (true["ended_s"] - true["began_s"])
     return {
-        "cost": costs(endpoint, users=args.users, tokens=args.tokens, repeats=args.repeats),
-        "agreement": asdict(agreed) | {"ok": agreed.ok},
+        "reported": reported,
+        "true": {
+            "ttft_p50_ms": true["ttft_p50_ms"],
+            "tpot_p50_ms": true["tpot_p50_ms"],
+            "throughput_tok_s": true_tok_s,
+        },
+        "requests_seen_by_server": true["requests"],
+        **errors,
+        "cpu_ms_per_token": cpu_s * 1000 / true["tokens"] if cpu_s is not None else None,
     }
 
 
-def fake_report(args: argparse.Namespace) -> dict[str, object]:
-    with fake_server(args.tokens, args.gap_ms) as endpoint:
-        cost = costs(endpoint, users=args.users, tokens=args.tokens, repeats=args.repeats)
-    with fake_server(32, args.gap_ms) as endpoint:
-        agreed = agreement(endpoint, repeats=args.agreement_repeats, tokens=32)
-    return {"cost": cost, "agreement": asdict(agreed) | {"ok": agreed.ok}}
+def _verdict(streams: int, found: dict[str, Any]) -> dict[str, Any]:
+    """Whether ours is true enough (at 200 streams) and the cheapest; None where that can't be said."""
+    mine, costs = found.get("ours", {}), {name: one.get("cpu_ms_per_token") for name, one in found.items()}
+    if "reported" not in mine:
+        return {"true_enough": None, "cheapest": None}
+    close = [
+        abs(mine[f"{name}_error_ms"]) <= max(TARGET_MS, TARGET_SHARE * mine["true"][name])
+        for name in ("ttft_p50_ms", "tpot_p50_ms")
+    ]
+    known = {name: cost for name, cost in costs.items() if cost is not None}
+    return {
+        "true_enough": all(close) if streams == TARGET_STREAMS else None,
+        "cheapest": min(known, key=known.__getitem__) if known else None,
+        "below_target_cpu": (costs["ours"] or 0) < TARGET_CPU_MS,
+    }
+
+
+def real_report(clients: Sequence[str], tokenizer: Path, rounds: int) -> dict[str, Any]:
+    """The clients take turns on one real server; the order is turned round with every round."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in clients}
+    left_out: dict[str, str] = {}
+    with real_server() as endpoint:
+        work = Work(endpoint, tokenizer, REAL_USERS, REAL_REQUESTS, REAL_TOKENS)
+        for number in range(rounds):
+            for name in clients if number % 2 == 0 else reversed(clients):
+                try:
+                    found[name].append(asdict(load_clients.run(name, work)[0]))
+                except Failed as failure:
+                    left_out[name] = str(failure)
+    speeds = {name: _middle(one["throughput_tok_s"] for one in every) for name, every in found.items()}
+    mine, theirs = speeds.get("ours"), speeds.get("vllm_bench")
+    return {
+        "users": REAL_USERS,
+        "requests": REAL_REQUESTS,
+        "tokens": REAL_TOKENS,
+        "throughput_tok_s": speeds,
+        "ours_at_least_vllm_bench": mine >= theirs if mine and theirs else None,
+        "runs": found,
+        "left_out": left_out,
+    }
+
+
+@contextmanager
+def real_server() -> Iterator[Endpoint]:
+    """vLLM with the bundled model in a data folder of its own, which shares the prepared model."""
+    with tempfile.TemporaryDirectory() as folder:
+        models = Settings.from_env().models_dir
+        if models.is_dir():
+            (Path(folder) / "models").symlink_to(models)
+        services = open_lab(Settings.from_env(os.environ | {"LAB_DATA_DIR": folder, "LAB_AUTOSTART": "0"}))
+        try:
+            services.supervisor.start(ServerConfig())
+            services.supervisor.wait_ready()
+            yield services.supervisor.endpoint()
+        finally:
+            services.close()
+
+
+def _middle(values: Iterator[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base-url", help="a real server, e.g. http://127.0.0.1:8000/v1")
-    parser.add_argument("--api-key")
-    parser.add_argument("--model", help="default: the first one it serves")
-    parser.add_argument("--users", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=100)
-    parser.add_argument("--gap-ms", type=float, default=20.0, help="between tokens of the fake server")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--agreement-repeats", type=int, default=10)
+    parser.add_argument("--streams", default="20,200,1000", help=f"some of {','.join(map(str, FAKE_WORK))}, or none")
+    parser.add_argument("--clients", default=",".join(CLIENTS))
+    parser.add_argument("--real", action="store_true")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--sdk", action="store_true")
     args = parser.parse_args()
-    try:
-        result: dict[str, object] = {"fake": fake_report(args)}
-        if args.base_url:
-            model = args.model or list_models(args.base_url, args.api_key)[0].id
-            result["server"] = report(Endpoint(args.base_url, model, args.api_key), args)
-    except LabError as error:
-        print(error, file=sys.stderr)
-        return 1
+    clients = args.clients.split(",")
+    tokenizer = prepare(ServerConfig().model, Settings.from_env(), _say).path
+    result: dict[str, Any] = {"fake": []}
+    for streams in [int(word) for word in args.streams.split(",") if word.strip().isdecimal()]:
+        _say(f"fake server, {streams} streams")
+        result["fake"].append(fake_report(clients, streams, tokenizer))
+    if args.real:
+        _say("real vLLM")
+        result["real"] = real_report(clients, tokenizer, args.rounds)
+    if args.sdk:
+        _say("our client and the SDK")
+        result["sdk"] = sdk_cost.fake_report()
     print(json.dumps(result, indent=2))
     return 0
 

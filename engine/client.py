@@ -38,6 +38,8 @@ REQUEST_TIMEOUT_S = 600.0
 IDLE_TIMEOUT_S = 120.0
 MAX_RESPONSE_BYTES = 64 << 20
 CANCEL_POLL_S = 0.05
+# uvicorn closes a connection that was idle for 5 s: a request must not go out on one that is about to be closed.
+KEEP_ALIVE_S = 3.0
 NO_TIMERS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
 
 OnIndexedText = Callable[[int, str, float], None]
@@ -127,7 +129,7 @@ def run_concurrently(
 def new_session() -> aiohttp.ClientSession:
     """A session without a cap on connections and without waiting for compressed data."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
         headers={"Accept-Encoding": "identity"},
         cookie_jar=aiohttp.DummyCookieJar(),
     )

@@ -146,6 +146,15 @@ class LoadBoard:
             )
 
     @property
+    def running(self) -> bool:
+        return self._snapshot.running
+
+    @property
+    def message(self) -> str:
+        """What goes on, without the work of a whole snapshot."""
+        return self._snapshot.message
+
+    @property
     def results(self) -> LoadResults:
         """Everything measured so far."""
         return self._snapshot.results

@@ -49,7 +49,7 @@ class LoadTestRunner:
 
     def require_idle(self) -> None:
         """Raises AlreadyRunning while something is measured."""
-        if self._board.snapshot().running:
+        if self._board.running:
             raise AlreadyRunning(RESERVED, "Wait until it is over, or cancel it.")
 
     def start(self, config: LoadTestConfig, server: ServerConfig | None = None) -> None:
@@ -90,10 +90,9 @@ class LoadTestRunner:
         self.start(config, server)
         last = ""
         while not self._over.wait(POLL_S):
-            message = self.snapshot().message
-            if message != last:
-                progress(message)
-                last = message
+            if self._board.message != last:
+                last = self._board.message
+                progress(last)
         return self.snapshot()
 
     # -- on the runner's thread

@@ -110,7 +110,7 @@ class LevelSender:
         places = 0
         for offset_s in arrivals_s:
             due_s = self.began_s + offset_s
-            if (wait_s := due_s - time.perf_counter()) > 0:
+            while (wait_s := due_s - time.perf_counter()) > 0:  # an event loop may wake a little early
                 await asyncio.sleep(wait_s)
             if self.stopped:
                 return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 
 import streamlit as st
@@ -45,11 +45,16 @@ def bars_html(rows: Rows) -> str:
     return f'<div class="lab-bars">{"".join(lines)}</div>'
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """A small table, closer than Streamlit's; the first column names the rows."""
-    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+def table(head: Iterable[str], rows: Iterable[Iterable[str]], helps: Mapping[str, str] | None = None) -> None:
+    """A small table, closer than Streamlit's; the first column names the rows. ``helps``: by column, shown on hover."""
+    helps = helps or {}
+    top = "".join(f'<th scope="col"{_title(helps.get(cell))}>{escape(cell)}</th>' for cell in head)
     body = "".join("<tr>" + "".join(_cell(number, cell) for number, cell in enumerate(row)) + "</tr>" for row in rows)
     st.html(f'<table class="lab-table"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>')
+
+
+def _title(words: str | None) -> str:
+    return f' class="lab-help" title="{escape(words)}"' if words else ""
 
 
 def _cell(number: int, text: str) -> str:

@@ -24,7 +24,14 @@ from engine.server.life import port_is_free
 ADDRESS = "127.0.0.1"
 # Half a second here, once: two pages importing them at the same time can find them half made, and an import in
 # the middle of a chat delays the tokens that are being timed.
-PRELOADED = ("pandas", "plotly.graph_objects", "openai", "streamlit.elements.arrow", "components.kv_figures")
+PRELOADED = (
+    "pandas",
+    "plotly.graph_objects",
+    "openai",
+    "streamlit.elements.arrow",
+    "components.kv_figures",
+    "components.load_figures",
+)
 
 
 def require_free(port: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,11 @@ from engine.compare_results import (
     Level,
     Mode,
 )
-from engine.config import CompareConfig, Device, Endpoint, ServerConfig, Settings
+from engine.config import CompareConfig, Device, Endpoint, LoadTestConfig, ServerConfig, Settings
 from engine.environment import ENGINES, PACKAGES, Environment, Gpu, Hardware
 from engine.errors import LabError
+from engine.kv.shape import ModelShape
+from engine.load.results import LoadSnapshot
 from engine.metrics import RequestTrace, ServerTimings
 from engine.models import ModelOrigin, ModelSource
 from engine.server.state import (
@@ -37,6 +39,10 @@ from engine.server.state import (
 )
 from engine.store import Run, RunSummary
 from engine.telemetry.host import CoreWatch
+from engine.tuning.estimate import Estimate as TuneEstimate
+from engine.tuning.knobs import Knob, knobs
+from engine.tuning.prediction import Prediction
+from engine.tuning.study import StudyConfig, TuneSnapshot
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 COMMAND = (
@@ -113,6 +119,67 @@ class FakeCompare(Calls):
 
     def cancel(self) -> None:
         self.note("cancel")
+
+    def close(self) -> None:
+        self.made.append(("close", None))
+
+
+class FakeLoad(Calls):
+    def __init__(self, snapshot: LoadSnapshot) -> None:
+        super().__init__()
+        self.current = snapshot
+
+    def snapshot(self) -> LoadSnapshot:
+        return self.current
+
+    def start(self, config: LoadTestConfig, server: ServerConfig | None = None) -> None:
+        self.note("start", config)
+
+    def cancel(self) -> None:
+        self.note("cancel")
+
+    def close(self) -> None:
+        self.made.append(("close", None))
+
+
+class FakeTuning(Calls):
+    """``predicted`` and ``expected`` are what it answers, whatever was asked; ``asked`` keeps the questions."""
+
+    def __init__(self, snapshot: TuneSnapshot) -> None:
+        super().__init__()
+        self.current = snapshot
+        self.predicted = Prediction()
+        self.expected = TuneEstimate(1, None, None, None)
+        self.hardware = environment().hardware
+        self.asked: list[dict[str, Any]] = []
+
+    def snapshot(self) -> TuneSnapshot:
+        return self.current
+
+    def knobs(self, config: ServerConfig) -> tuple[Knob, ...]:
+        return knobs(self.hardware, ModelShape(30, 3, 64, max_length=8192), frozenset())
+
+    def predict(self, base: ServerConfig, changes: Mapping[str, Any]) -> Prediction:
+        self.asked.append(dict(changes))
+        return replace(self.predicted, config=replace(base, **changes))
+
+    def estimate(self, config: StudyConfig) -> TuneEstimate:
+        return self.expected
+
+    def start(self, config: StudyConfig, *, restore: bool = True) -> None:
+        self.note("start", config)
+
+    def resume(self, *, restore: bool = True) -> None:
+        self.note("resume")
+
+    def pause(self) -> None:
+        self.note("pause")
+
+    def cancel(self) -> None:
+        self.note("cancel")
+
+    def go_back(self) -> None:
+        self.note("go_back")
 
     def close(self) -> None:
         self.made.append(("close", None))
@@ -198,6 +265,8 @@ class FakeLab:
     store: FakeStore
     environment: Environment
     settings: Settings = field(default_factory=lambda: Settings(data_dir=Path("data")))
+    load: FakeLoad = field(default_factory=lambda: FakeLoad(LoadSnapshot()))
+    tuning: FakeTuning = field(default_factory=lambda: FakeTuning(TuneSnapshot()))
     machine: Hardware | None = None  # as it is now, where it differs from when the lab was opened
 
     def close(self) -> None:

@@ -1,0 +1,29 @@
+"""Files that people give in the browser, kept where a run can read them again: named by their content."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from engine.config import Settings
+from engine.errors import LabError
+
+FOLDER = "uploads"
+UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
+LONGEST_NAME = 60
+
+
+def keep(settings: Settings, name: str, content: bytes) -> Path:
+    """The path of the file; the same content under the same name is one file. Raises LabError."""
+    folder = settings.data_dir / FOLDER
+    path = folder / f"{hashlib.sha256(content).hexdigest()[:12]}-{UNUSUAL.sub('_', name)[-LONGEST_NAME:]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            part = path.with_suffix(path.suffix + ".part")
+            part.write_bytes(content)
+            part.replace(path)
+    except OSError as error:
+        raise LabError(f"The file can't be kept: {error}.", "Free some space in the data folder.") from error
+    return path

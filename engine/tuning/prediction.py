@@ -27,6 +27,8 @@ from engine.store import RunStore
 
 PORT = 8000
 CPU_SPACE = "VLLM_CPU_KVCACHE_SPACE"
+# Bytes of a number in nearly every checkpoint.
+CHECKPOINT_BYTES = 2
 GUESSED_RESERVE = int(RESERVE_GIB * GIB)
 NOT_HERE = "The model is not on this machine yet: its KV cache is not known before it is downloaded."
 EAGER = "Eager: no compiling and no graphs at the start."
@@ -326,20 +328,27 @@ def _wanted_gib(config: ServerConfig, plan: KvPlan) -> int:
 
 
 def _other_than_kv(config: ServerConfig, known: Known, total: int) -> int | None:
-    """What the running server has beside its KV cache on a GPU; None where it says nothing about this one."""
+    """What the running server has beside its KV cache on a GPU, with other weights where the number format is another.
+
+    None where it says nothing about this one: another model, otherwise spread, or with its cache's memory given.
+    """
     running = known.running.config if known.running else None
     if known.running is None or running is None or running.kv_cache_gib is not None:
         return None
-    same = ("model", "dtype", "tensor_parallel_size", "pipeline_parallel_size", "enforce_eager")
+    same = ("model", "tensor_parallel_size", "pipeline_parallel_size")
     if any(getattr(running, name) != getattr(config, name) for name in same):
         return None
     source, blocks = known.running.source, known.running.capacity.num_blocks
     if source is None or blocks is None:
         return None
     with contextlib.suppress(LabError):
-        dtype = resolved_dtype(running, known.hardware, source)
-        plan = _plan(running, source, dtype, this_machine(known.hardware))
-        return budget(total, running.gpu_memory_utilization, 0, 0).kv - blocks * plan.block_bytes
+        before, after = (resolved_dtype(one, known.hardware, source) for one in (running, config))
+        plan = _plan(running, source, before, this_machine(known.hardware))
+        requested = budget(total, running.gpu_memory_utilization, 0, 0).kv
+        weights = source.weights_bytes or 0
+        devices = config.tensor_parallel_size * config.pipeline_parallel_size
+        more = weights * (DTYPE_BYTES[after] - DTYPE_BYTES[before]) // (CHECKPOINT_BYTES * devices)
+        return requested - blocks * plan.block_bytes + more
     return None
 
 

@@ -246,8 +246,13 @@ def test_a_running_server_of_the_same_weights_makes_the_estimate_exact_for_anoth
     less = predict(running, {"gpu_memory_utilization": 0.8}, known)
     assert less.kv_bytes is not None and same.kv_bytes is not None
     assert same.kv_bytes - less.kv_bytes == pytest.approx(0.1 * (H200.memory_total_bytes or 0), rel=0.001)
-    other = predict(running, {"dtype": "float32"}, known)
-    assert "reserve" in other.memory_words
+    wide = predict(running, {"dtype": "float32"}, known)
+    assert wide.kv_bytes is not None and same.kv_bytes - wide.kv_bytes == source.weights_bytes
+    assert "reserve" in predict(running, {"tensor_parallel_size": 3}, more_gpus(known)).memory_words
+
+
+def more_gpus(known: Known) -> Known:
+    return replace(known, hardware=gpus(*(replace(H200, index=index) for index in range(3))))
 
 
 def test_what_may_not_fit_on_a_gpu_is_a_warning_because_it_is_an_estimate(source: ModelSource, store: RunStore) -> None:

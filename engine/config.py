@@ -264,7 +264,7 @@ class LoadTestConfig:
     (requests/s); ramp: from the first of ``rates`` (or of ``users``, where there are no rates) doubling until the
     server is saturated or the last one is reached; trace: arrival times and lengths of the CSV file ``trace``,
     ``trace_speed`` times as fast. A level sends ``requests`` requests, or takes new ones for ``duration_s``, whichever
-    ends first; where both are left out, ``engine.load.profiles`` chooses.
+    ends first, but at least one for every user; where both are left out, ``engine.load.profiles`` chooses.
 
     Lengths are tokens: exact for synthetic prompts. ``…_shape`` and ``…_spread`` (half width or standard deviation,
     as a share of the mean) make them vary. ``force_length`` has every answer reach its ``max_tokens`` where the engine

@@ -22,10 +22,10 @@ FIRST_OVER_REST = 3.0
 def badges_of(
     level: LevelResult,
     traces: Sequence[RequestTrace],
-    warmed: Sequence[RequestTrace],
+    warmed: Sequence[RequestTrace] | None,
     others: OtherWork | None,
 ) -> tuple[Badge, ...]:
-    """``warmed``: the traces of the warm-up before it, none where there was none."""
+    """``warmed``: the warm-up before it, if that was as large as its first wave, else empty; None: there was none."""
     found = (
         *_failures(level),
         *_few_samples(level),
@@ -88,19 +88,22 @@ def _late(level: LevelResult) -> Iterator[Badge]:
         yield Badge("sent_late", "Sent late", why)
 
 
-def _first_slow(traces: Sequence[RequestTrace], warmed: Sequence[RequestTrace]) -> Iterator[Badge]:
-    """The first wave against as large a one of the warm-up, or else against what came later."""
+def _first_slow(traces: Sequence[RequestTrace], warmed: Sequence[RequestTrace] | None) -> Iterator[Badge]:
+    """The first wave against as large a one of the warm-up; without a warm-up against what came later."""
     first_token_s = min((trace.chunk_times_s[0] for trace in traces if trace.chunk_times_s), default=None)
     if first_token_s is None:
         return
     wave = [trace.ttft_ms for trace in traces if trace.began_s < first_token_s and trace.ttft_ms is not None]
     later = [trace.ttft_ms for trace in traces if trace.began_s >= first_token_s and trace.ttft_ms is not None]
-    reference = [trace.ttft_ms for trace in warmed if trace.ttft_ms is not None] or later
+    reference = later if warmed is None else [trace.ttft_ms for trace in warmed if trace.ttft_ms is not None]
     if not wave or not reference or median(wave) <= FIRST_OVER_REST * median(reference):
         return
-    than = "the same in the warm-up" if warmed else "later ones"
-    why = f"The first requests waited {median(wave):.0f} ms for a token, {than} {median(reference):.0f} ms."
-    yield Badge("first_slow", "First-request compile", f"{why} Something was compiled or loaded meanwhile.")
+    why = f"The first requests waited {median(wave):.0f} ms for a token"
+    if warmed is None:
+        yield Badge("not_warmed", "Not warmed up", f"{why}, later ones {median(reference):.0f} ms.")
+    else:
+        why = f"{why}, as many in the warm-up {median(reference):.0f} ms: something was compiled or loaded meanwhile."
+        yield Badge("first_slow", "First-request compile", why)
 
 
 def _preempted(level: LevelResult) -> Iterator[Badge]:

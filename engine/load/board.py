@@ -223,9 +223,7 @@ class LoadBoard:
         pace_s = self._pace_s(level, share)
         left_s = level.at_s * (1 - share) / share if share and level.index == done else 0.0
         later = self._levels[done + (1 if share else 0) :]
-        return left_s + sum(
-            one.duration_s if one.duration_s is not None else (one.requests or 0) * pace_s for one in later
-        )
+        return left_s + sum(_expected_s(one, pace_s) for one in later)
 
     def _pace_s(self, level: _Running, share: float) -> float:
         """Seconds per request, of this level once it has some, else of the last one."""
@@ -233,3 +231,10 @@ class LoadBoard:
             return level.at_s / level.done
         last = self.results.levels[-1] if self.results.levels else None
         return last.wall_s / last.requests_ok if last and last.wall_s and last.requests_ok else 0.0
+
+
+def _expected_s(level: Level, pace_s: float) -> float:
+    """``pace_s`` is seconds per request, where only the server decides."""
+    if level.arrivals_s is not None and any(level.arrivals_s):
+        return level.arrivals_s[-1]
+    return level.duration_s if level.duration_s is not None else (level.requests or 0) * pace_s

@@ -69,7 +69,7 @@ async def _level(sender: LevelSender, orders: asyncio.Queue[dict[str, Any]], emi
             helper.cancel()
         await asyncio.gather(*helpers, return_exceptions=True)
     emit("progress", **sender.progress())
-    rows = [pack(flight.sent()) for flight in sender.over]
+    rows = [pack(flight.sent()) for flight in sorted(sender.over, key=lambda flight: flight.number)]
     for first in range(0, len(rows), ROWS_AT_ONCE):
         emit("sent", rows=rows[first : first + ROWS_AT_ONCE])
     emit("over", began_s=sender.began_s, cpu_s=cpu_s, loop_lag_p99_ms=probe.p99_ms(), stopped=sender.stopped)

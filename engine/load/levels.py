@@ -29,7 +29,7 @@ def level_result(
     watch: MetricsWatch,
     slo: Slo,
     *,
-    warmed: Sequence[RequestTrace] = (),
+    warmed: Sequence[RequestTrace] | None = None,
     lengths_forced: bool | None = None,
     others: OtherWork | None = None,
 ) -> LevelResult:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.config import Endpoint, LoadTestConfig
-from engine.errors import RequestInterrupted
+from engine.errors import ConfigError, RequestInterrupted
 from engine.load.board import LoadBoard
 from engine.load.levels import level_result
 from engine.load.order import CANCELLED, LevelOrder, LevelOutcome, Prompt
@@ -23,6 +24,7 @@ from engine.telemetry.prometheus import scrape
 WARM_UP_TOKENS = 8
 MOST_WARM_UPS = 256
 OPEN_LOOP_WARM_UPS = 8
+SPARE_FILES = 64
 NOT_FORCED_NOTE = "This server is not known to force the length of answers: they end where the model ends them."
 CACHED_NOTE = "All requests have one and the same prompt: the prefix cache answers for most of it."
 NO_NONCE_NOTE = "Prompts repeat without a nonce: the prefix cache may answer for them."
@@ -75,6 +77,7 @@ class _Measurement:
 
     def run(self) -> LoadResults:
         levels = levels_of(self._config)
+        _check_open_files(levels)
         self._board.plan(levels)
         self._board.change_results(slo=slo_of(self._config))
         self._board.say("Preparing the prompts")
@@ -137,7 +140,7 @@ class _Measurement:
                 raise failure
 
     def _measure(self, generator: LoadGenerator, task: _Task) -> LevelResult:
-        warmed = self._warm_up(generator, task) if self._config.warm_up else []
+        warmed = self._warm_up(generator, task) if self._config.warm_up else None
         self._board.begin(task.index, task.level, warming_up=False)
         cores = self._watch_cores()
         with MetricsWatch(self._endpoint) as watch:
@@ -165,7 +168,7 @@ class _Measurement:
         """As many requests at once as the level has, with its own prompts and short answers."""
         self._board.begin(task.index, task.level, warming_up=True)
         outcome = self._send(generator, _warm_up_order(task))
-        return outcome.traces if task.level.users else []
+        return outcome.traces if task.level.users == len(outcome.traces) else []
 
     def _send(self, generator: LoadGenerator, order: LevelOrder) -> LevelOutcome:
         outcome = generator.run(self._endpoint, order, cancelled=self._cancelled)
@@ -180,6 +183,17 @@ class _Measurement:
 
     def _is_saturated(self, index: int, result: LevelResult) -> bool:
         return index > 0 and saturated(self._board.results.levels[index - 1], result)
+
+
+def _check_open_files(levels: Sequence[Level]) -> None:
+    """Every request in flight is an open file of the sending process; said here, not by ten thousand failures."""
+    most = max((level.users or 0) for level in levels)
+    _, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed != resource.RLIM_INFINITY and most + SPARE_FILES > allowed:
+        raise ConfigError(
+            f"{most:,} users need more open files than the {allowed:,} that this system allows a process.",
+            "Use fewer users, or raise the hard limit (ulimit -Hn).",
+        )
 
 
 def _first_only(order: LevelOrder) -> LevelOrder:

@@ -102,7 +102,7 @@ def knee_of(levels: Sequence[LevelResult]) -> int | None:
 
 
 def _closed(config: LoadTestConfig, users: int) -> Level:
-    requests = config.requests
+    requests = None if config.requests is None else max(config.requests, users)
     if requests is None and config.duration_s is None:
         requests = users * max(LEAST_ROUNDS, math.ceil(LEAST_REQUESTS / users))
     return Level(_users(users), users=users, requests=requests, duration_s=config.duration_s)

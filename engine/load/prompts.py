@@ -27,7 +27,7 @@ from engine.load.prompt_files import read_prompts
 TEXTS = Path(__file__).parent / "texts.yaml"
 # Distinct prompts of a level; request i asks number i modulo this, behind a nonce of its own.
 POOL = 1000
-NOT_FOUND = 404
+NOT_FOUND, DENIED = 404, (401, 403)
 ESTIMATED_NOTE = "The server has no /tokenize: made-up prompts are words, about as many as tokens were asked for."
 NO_CHAT_NOTE = "The model has no chat template: prompts are sent as plain text."
 NONCE_TOKENS = 8
@@ -75,7 +75,7 @@ def ask_tokenizer(endpoint: Endpoint) -> Tokenizer:
         counted = count_tokens(endpoint, prompt=_texts()["passage"])
         other = tokenize(endpoint, prompt="Zero or more words.")
     except RequestRejected as error:
-        if error.status != NOT_FOUND:
+        if error.status in DENIED or (error.status or 500) >= 500:
             raise
         return Tokenizer(endpoint, Vocabulary(), endpoint.max_model_len, chat=True)
     same = next((i for i, (a, b) in enumerate(zip(counted.ids, other, strict=False)) if a != b), 0)

@@ -48,6 +48,7 @@ def test_requests_or_seconds_end_a_level() -> None:
     assert (by_time.requests, by_time.duration_s) == (None, 10)
     both = levels_of(LoadTestConfig(users=(3,), duration_s=10, requests=7))[0]
     assert (both.requests, both.duration_s) == (7, 10)
+    assert levels_of(LoadTestConfig(users=(8,), requests=3))[0].requests == 8  # one for every user
 
 
 def test_a_constant_rate_is_evenly_spaced() -> None:

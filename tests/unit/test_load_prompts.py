@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import LoadTestConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RequestRejected
 from engine.kv.traces import Row
 from engine.load.order import LevelOrder, Prompt, Sent, Vocabulary, pack, unpack
 from engine.load.profiles import Level
@@ -94,6 +94,19 @@ def test_without_a_tokenizer_prompts_are_words_and_that_is_said(fake: FakeOpenAI
     fake.has_tokenize = False
     found = prompts_of(LoadTestConfig(prompt_tokens=12), LEVEL, ask_tokenizer(fake.endpoint()))
     assert len(found.prompts[0].turns[0].split()) == 12 and ESTIMATED_NOTE in found.notes
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 422])
+def test_a_server_whose_tokenize_is_another_is_no_error(fake: FakeOpenAI, status: int) -> None:
+    fake.tokenize_error = (status, b"{}")
+    assert not ask_tokenizer(fake.endpoint()).counts
+
+
+@pytest.mark.parametrize("status", [401, 403, 500])
+def test_a_server_that_denies_or_fails_is_an_error(fake: FakeOpenAI, status: int) -> None:
+    fake.tokenize_error = (status, b"{}")
+    with pytest.raises(RequestRejected):
+        ask_tokenizer(fake.endpoint())
 
 
 def test_a_model_without_a_chat_template_gets_plain_text(fake: FakeOpenAI) -> None:

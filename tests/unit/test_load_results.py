@@ -70,7 +70,7 @@ def result(
     over = {"began_s": 0.0, "cpu_s": 0.01, "loop_lag_p99_ms": 1.0} | outcome
     sent = tuple(Sent(number, 0, 0, one) for number, one in enumerate(traces))
     return level_result(
-        LEVEL, LevelOutcome(sent, **over), watch or Watched(), slo or Slo(), warmed=warmed or [], others=others  # type: ignore[arg-type]
+        LEVEL, LevelOutcome(sent, **over), watch or Watched(), slo or Slo(), warmed=warmed, others=others  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -209,7 +209,8 @@ def test_preempted_and_others_busy_and_failed() -> None:
 
 def test_a_first_wave_that_is_slower_than_the_warm_up_or_the_rest_was_compiling() -> None:
     slow, later = trace(0.0, ttft_s=1.0), [trace(2.0 + number) for number in range(5)]
-    assert "first_slow" in codes(result([slow, *later]))
+    assert "not_warmed" in codes(result([slow, *later]))
+    assert "first_slow" not in codes(result([slow, *later], warmed=[]))  # the warm-up was another one
     assert "first_slow" in codes(result([slow, *later], warmed=[trace()]))
     assert "first_slow" not in codes(result([slow, *later], warmed=[slow]))  # its wave is always so slow
     assert "first_slow" not in codes(result([trace(), *later]))

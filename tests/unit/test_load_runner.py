@@ -15,7 +15,7 @@ import pytest
 from engine.chat import ChatSession
 from engine.compare import CompareRunner
 from engine.config import CompareConfig, LoadTestConfig
-from engine.errors import AlreadyRunning, StoreError
+from engine.errors import AlreadyRunning, ConfigError, StoreError
 from engine.load.board import LoadBoard
 from engine.load.measure import CACHED_NOTE, NO_NONCE_NOTE, NOT_FORCED_NOTE, measure
 from engine.load.profiles import levels_of
@@ -147,6 +147,33 @@ def test_a_ramp_that_does_not_saturate_goes_to_its_end(fake: FakeOpenAI) -> None
     fake.script = Script(ttft_s=0.1, gap_s=0.0)
     found = measure(fake.endpoint(), replace(CONFIG, profile="ramp", users=(1, 4), requests=8))
     assert not found.saturated and [level.users for level in found.levels] == [1, 2, 4]
+
+
+def test_more_users_than_open_files_are_refused_before_anything_is_sent(
+    fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.load.measure.resource.getrlimit", lambda _: (256, 1024))
+    with pytest.raises(ConfigError, match="1,024"):
+        measure(fake.endpoint(), replace(CONFIG, users=(1, 5000)))
+    assert fake.sent == []
+
+
+def test_the_time_left_counts_levels_by_their_arrivals_their_seconds_or_the_pace_so_far() -> None:
+    for config, expected in (
+        (LoadTestConfig(profile="constant", rates=(1.0, 2.0), duration_s=10), 9.5),
+        (LoadTestConfig(users=(1, 2), duration_s=10), 10),
+        (LoadTestConfig(users=(1, 2), requests=20), 20 * 0.5),
+    ):
+        board, levels = LoadBoard(config), levels_of(config)
+        board.plan(levels)
+        board.begin(0, levels[0], warming_up=False)
+        assert board.snapshot().left_s is None
+        done = (levels[0].requests or 20) // 2
+        event = {"at_s": 5.0, "chunks": 0, "running": 1, "done": done, "failed": 0, "changes": []}
+        board.progress(event, None)
+        seen = board.snapshot()
+        assert seen.progress == pytest.approx(0.25)
+        assert seen.left_s == pytest.approx(5.0 + expected)
 
 
 # -- while it runs

@@ -65,7 +65,7 @@ class LevelSender:
             for user in range(self._order.users):
                 self._spawn(self._user(user))
         else:
-            await self._arrive(self._order.arrivals_s)
+            self._spawn(self._arrive(self._order.arrivals_s))
         while self._tasks:
             await asyncio.wait(set(self._tasks))
         if self._fault is not None:

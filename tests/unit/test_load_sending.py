@@ -257,6 +257,23 @@ def test_cancelling_keeps_what_was_answered_and_marks_the_rest(generator: LoadGe
     assert {trace.error for trace in outcome.traces if not trace.ok} == {CANCELLED}
 
 
+def test_cancelling_does_not_wait_for_the_next_arrival(generator: LoadGenerator, fake: FakeOpenAI) -> None:
+    order = replace(TEXT, users=0, conversations=None, arrivals_s=(0.0, 3600.0))
+    done = threading.Event()
+    outcome = generator.run(
+        fake.endpoint(), order, lambda one: done.set() if one["done"] == 1 else None, cancelled=done.is_set
+    )
+    assert outcome.stopped == CANCELLED and [trace.ok for trace in outcome.traces] == [True]
+
+
+def test_a_server_that_is_gone_ends_an_open_loop_too(generator: LoadGenerator, fake: FakeOpenAI) -> None:
+    endpoint = fake.endpoint()
+    fake.close()
+    order = replace(TEXT, users=0, conversations=None, arrivals_s=(*[0.0] * 25, 3600.0))
+    outcome = generator.run(endpoint, order)
+    assert "failed one after another" in outcome.stopped and len(outcome.traces) <= 25
+
+
 def test_a_cancelled_level_leaves_the_process_ready_for_the_next(generator: LoadGenerator, fake: FakeOpenAI) -> None:
     fake.script = Script(ttft_s=60.0)
     generator.run(fake.endpoint(), TEXT, cancelled=lambda: True)

@@ -17,6 +17,7 @@ page = st.navigation(
             st.Page("pages/compare.py", title="HF vs vLLM", icon=":material/speed:", url_path="compare"),
             st.Page("pages/chat.py", title="Chat", icon=":material/forum:", url_path="chat"),
             st.Page("pages/load.py", title="Load test", icon=":material/stacked_line_chart:", url_path="load"),
+            st.Page("pages/tune.py", title="Tuning", icon=":material/tune:", url_path="tune"),
         ],
         "KV cache": [
             st.Page("pages/paged.py", title="Contiguous vs paged", icon=":material/grid_view:", url_path="paged"),

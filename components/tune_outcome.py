@@ -1,0 +1,128 @@
+"""How an apply ended: before → after in big numbers, why, how right the prediction was, and the way back."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from components import errors, html, tune_markup, tune_prediction, tune_words
+from components.format import plain
+from components.tune_markup import Change
+from engine.config import ServerConfig
+from engine.server.state import ServerSnapshot
+from engine.services import LabServices
+from engine.tuning.explain import Delta, Difference
+from engine.tuning.knobs import changed, in_words
+from engine.tuning.study import Study, StudyState, Trial, TuneSnapshot
+
+BIG = ("throughput_tok_s", "ttft_p95_ms", "tpot_p50_ms", "server_queue_mean_ms")
+
+
+def show(services: LabServices, now: TuneSnapshot) -> None:
+    """Nothing where nothing was applied yet."""
+    study = now.study
+    if study is None:
+        return
+    trial = study.trials[-1]
+    if now.went_back:
+        st.warning(plain(now.went_back), icon=":material/undo:")
+    if now.error:
+        st.error(f"**{plain(now.error)}**\n\n{plain(now.remedy)}", icon=":material/error:")
+    elif trial.error:
+        st.error(f"**{plain(trial.name)}: {plain(trial.error)}**\n\n{plain(trial.remedy)}", icon=":material/error:")
+    elif now.state == StudyState.CANCELLED and not now.went_back:
+        st.info("Cancelled before it was applied.", icon=":material/info:")
+    if trial.done:
+        with st.container(border=True, key="tune_outcome"):
+            _done(now, study, trial)
+
+
+def _done(now: TuneSnapshot, study: Study, trial: Trial) -> None:
+    html.eyebrow(title(trial, study))
+    if now.difference is not None:
+        _difference(now.difference)
+    elif trial.level is not None:
+        _alone(trial)
+    left, right = st.columns([1, 1], gap="large") if now.difference is not None else (st.container(), st.container())
+    with left:
+        if words := tune_prediction.verdict(trial):
+            st.markdown(f"**{plain(words)}**")
+        tune_prediction.against_actual(trial)
+    with right:
+        if now.difference is not None:
+            _why(now.difference)
+
+
+def title(trial: Trial, study: Study) -> str:
+    return f"Applied: {in_words(trial.changes)}" if trial.changes else f"Measured as it runs: {study.config.base.model}"
+
+
+def _difference(found: Difference) -> None:
+    by_name = {delta.name: delta for delta in found.deltas}
+    st.markdown(f"### {plain(found.headline)}")
+    tune_markup.changes(map(change_of, (by_name[name] for name in BIG if name in by_name)))
+
+
+def change_of(delta: Delta) -> Change:
+    return Change(
+        delta.label,
+        tune_words.amount(delta.before, delta.unit),
+        tune_words.amount(delta.after, delta.unit),
+        tune_words.change(delta),
+        delta.better,
+    )
+
+
+def _why(found: Difference) -> None:
+    """Causes, doubts, and every other measure."""
+    st.markdown("**Why**" if found.causes else "**The server's own numbers name no cause.**")
+    for cause in found.causes:
+        st.markdown(plain(cause))
+    for caveat in found.caveats:
+        st.caption(f":material/warning: {plain(caveat)}")
+    with st.popover("All measures", icon=":material/table_rows:"):
+        rows = [
+            (
+                one.label,
+                tune_words.amount(one.before, one.unit),
+                tune_words.amount(one.after, one.unit),
+                tune_words.change(one),
+            )
+            for one in found.deltas
+        ]
+        html.table(("", "Before", "After", "Change"), rows)
+
+
+def _alone(trial: Trial) -> None:
+    """There was nothing to compare with: what ran before was not measured."""
+    level = trial.level
+    assert level is not None
+    ttft, tpot = level.ttft_ms, level.tpot_ms
+    html.facts(
+        [
+            ("Throughput", tune_words.amount(level.throughput_tok_s, "tok/s"), level.label),
+            ("TTFT p95", tune_words.amount(ttft.p95 if ttft else None, "ms"), ""),
+            ("TPOT p50", tune_words.amount(tpot.p50 if tpot else None, "ms"), ""),
+        ],
+        big=True,
+    )
+
+
+def back_button(services: LabServices, now: TuneSnapshot, server: ServerSnapshot) -> None:
+    """One click to what ran before the last apply; nothing where there is no way back."""
+    if now.previous is None or now.running:
+        return
+    blocked = server.reserved or ("Waits until the start or the stop is over." if server.busy else "")
+    if st.button(
+        "Back to the last configuration",
+        icon=":material/undo:",
+        key="tune_back",
+        disabled=bool(blocked),
+        help=plain(blocked or f"Restarts with {_way_back(server.config, now.previous)}."),
+    ):
+        with errors.shown():
+            services.tuning.go_back()
+            st.rerun()
+
+
+def _way_back(now: ServerConfig | None, previous: ServerConfig) -> str:
+    return in_words(changed(now, previous)) if now is not None else "what ran before"

@@ -87,6 +87,7 @@ class LoadGenerator:
                 on_progress(event)
             elif event["event"] == "sent":
                 sent += map(unpack, event["rows"])
+                give_up_s = None if give_up_s is None else time.monotonic() + CANCEL_S  # it stopped, and tells
             elif event["event"] == "over":
                 return LevelOutcome(
                     tuple(sent), event["began_s"], event["cpu_s"], event["loop_lag_p99_ms"], event["stopped"]

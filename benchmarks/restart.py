@@ -4,10 +4,11 @@
 
 In turn, so that a machine that drifts shows as spread: vLLM is started as the command that the lab shows would start
 it, in a process that has imported nothing, and stopped again; then the lab's own server, which runs already, is
-restarted with another max_num_seqs. Ready means that a first token came back. ``cold_s`` counts from the press of
-Start, ``restart_s`` from the change of the setting and has the stop of the old server in it. The first start of a lab,
-which imports once for all that follow, is told beside them. Memory is PSS: what processes share is counted once.
-One JSON document on stdout; exit code 0 when the median restart took at most half of the median cold start.
+restarted with another max_num_seqs. Both come up with the same settings. Ready means that a first token came back.
+``cold_s`` counts from the press of Start, ``restart_s`` from the change of the setting and has the stop of the old
+server in it. The first start of a lab, which imports once for all that follow, is told beside them. Memory is PSS: what
+processes share is counted once. One JSON document on stdout; exit code 0 when the median restart took at most half of
+the median cold start.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ def phases(snapshot: ServerSnapshot) -> dict[str, float | None]:
     return {item.phase.value: item.elapsed_s for item in snapshot.phases}
 
 
-def cold_start(settings: Settings) -> dict[str, Any]:
+def cold_start(settings: Settings, config: ServerConfig) -> dict[str, Any]:
     """One start of a supervisor that has no zygote, and its end."""
     supervisor = Supervisor(settings, RunStore(settings.database))
     try:
-        supervisor.start(ServerConfig())
+        supervisor.start(config)
         ready = supervisor.wait_ready(READY_S)
         assert ready.pid is not None and not ready.forked
         return {
@@ -102,12 +103,13 @@ def main() -> int:
             lab.start(ServerConfig())
             first = lab.wait_ready(READY_S)
             for number in range(arguments.rounds):
+                config = ServerConfig(max_num_seqs=ServerConfig.max_num_seqs - 1 - number)
                 lab.stop(wait=True)
-                cold.append(cold_start(settings))
+                cold.append(cold_start(settings, config))
                 print(f"cold {cold[-1]['cold_s']:.1f} s", file=sys.stderr, flush=True)
                 lab.start(ServerConfig())
                 lab.wait_ready(READY_S)
-                warm.append(restart(lab, ServerConfig(max_num_seqs=8 + number)))
+                warm.append(restart(lab, config))
                 print(f"restart {warm[-1]['restart_s']:.1f} s", file=sys.stderr, flush=True)
             zygote_beside = pss_mib(list(starts.pids()))
             lab.stop(wait=True)

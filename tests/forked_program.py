@@ -1,6 +1,6 @@
 """A program with children for the tests of warm starts: every process tells what it is, as a line of JSON.
 
-``python -m tests.forked_program [--loader] [--kill-nursery] [--exit CODE | --raise | --exit-text]``. It starts a child
+``python -m tests.forked_program [--loader] [--kill-nursery] [--end-parent SIGNAL | --exit CODE | --raise | …]``. It starts a child
 and that a grandchild by multiprocessing's "spawn", as vLLM does, and gives each a pipe, a queue and a lock; then it
 waits for SIGTERM. ``--loader`` changes a variable of the loader before, ``--kill-nursery`` ends the nursery before.
 """
@@ -43,6 +43,28 @@ def grandchild(queue: Any, lock: Any) -> None:
     sys.exit(5)
 
 
+def sleeper() -> None:
+    time.sleep(600)
+
+
+def parent_of_sleeper(pipe: Connection) -> None:
+    process = SPAWN.Process(target=sleeper)
+    process.start()
+    pipe.send(process.pid)
+    sleeper()
+
+
+def end_parent_of_sleeper(number: signal.Signals) -> None:
+    ours, its = SPAWN.Pipe()
+    process = SPAWN.Process(target=parent_of_sleeper, args=(its,))
+    process.start()
+    print(json.dumps([{"sleeper": ours.recv()}]), flush=True)
+    os.kill(process.pid or 0, number)
+    process.join()
+    print("ended", flush=True)
+    sleeper()
+
+
 def child(pipe: Connection, queue: Any, lock: Any) -> None:
     os.environ["SET_BY_CHILD"] = "for its own child"
     process = SPAWN.Process(target=grandchild, args=(queue, lock), name="Grandchild")
@@ -65,6 +87,8 @@ def main() -> None:
         (nursery,) = children_of(os.getpid())
         os.kill(nursery, signal.SIGKILL)
         os.waitpid(nursery, 0)
+    if "--end-parent" in words:
+        end_parent_of_sleeper(signal.Signals(int(words[-1])))
     ours, its = SPAWN.Pipe()
     queue, lock = SPAWN.Queue(), SPAWN.Lock()
     os.environ["SET_BY_SERVER"] = "for its child"

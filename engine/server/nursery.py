@@ -4,11 +4,13 @@ vLLM's CPU build spawns its engine core, and that spawns its workers: each a fre
 again. In a server that was itself forked from the zygote, ``open_nursery`` forks one more process before anything
 runs, and from then on every ``Process.start()`` of the start method "spawn" is a fork of that one. The child gets what
 a spawned one gets: the parent's environment of this moment, its arguments pickled, the file descriptors that were
-passed. What a fork can't give is spawned as ever: when the loader's variables are not those that this image was loaded
-with, or the nursery is gone.
+passed. One that is killed takes along those it had started: vLLM, which kills a tree, does not find them among its
+children. What a fork can't give is spawned as ever: when the loader's variables are not those that this image was
+loaded with, or the nursery is gone.
 
-All who may ask share one socket. A message is one child: the environment as JSON, and with it the descriptors [write
-end for its pid and exit code, read end of its pickled process, that socket, the resource tracker's, passed …].
+All who may ask share one socket. A message is one child: JSON of who asks and the environment, and with it the
+descriptors [write end for its pid and exit code, read end of its pickled process, that socket, the resource tracker's,
+passed …].
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ import io
 import json
 import os
 import selectors
+import signal
 import socket
 from collections.abc import Mapping
 from multiprocessing import context, forkserver, popen_forkserver, reduction, resource_tracker, spawn, util
 from multiprocessing.process import BaseProcess
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from engine.server.forking import exit_like_python, fork_with, name_process, remove_openmp_files
 
@@ -107,7 +110,7 @@ class _Popen(popen_forkserver.Popen):
 
     def _ask(self) -> tuple[int, int]:
         """Have a child forked; where it tells its pid and exit code, and where it reads what to do."""
-        message = json.dumps(dict(os.environ)).encode()
+        message = json.dumps([os.getpid(), dict(os.environ)]).encode()
         if len(message) > MAX_MESSAGE_BYTES or len(self._fds) + 4 > MAX_FDS:
             raise _NoNursery
         tracker = resource_tracker._resource_tracker.getfd()
@@ -134,6 +137,14 @@ def _close_all(*fds: int) -> None:
 # -- the nursery itself
 
 
+class _Child(NamedTuple):
+    """``status_w`` is where its end is waited for, ``asker`` the pid of who had it started."""
+
+    pid: int
+    status_w: int
+    asker: int
+
+
 class _Nursery:
     """Forks a child for every message and tells how each ends."""
 
@@ -141,8 +152,7 @@ class _Nursery:
         self._requests = requests
         self._selector = selectors.DefaultSelector()
         self._selector.register(requests, selectors.EVENT_READ)
-        # By pidfd: the child's pid, and where its end is waited for.
-        self._children: dict[int, tuple[int, int]] = {}
+        self._children: dict[int, _Child] = {}  # by pidfd
 
     def serve(self) -> None:
         """Until nobody is left who could ask."""
@@ -158,13 +168,14 @@ class _Nursery:
         if not message:
             return False
         status_w, *childs = fds
+        asker, environment = json.loads(message)
         try:
-            pid = fork_with(json.loads(message))
+            pid = fork_with(environment)
             if pid == 0:
                 exit_like_python(lambda: self._become_child(status_w, childs))
             forkserver.write_signed(status_w, pid)
             pidfd = os.pidfd_open(pid)
-            self._children[pidfd] = (pid, status_w)
+            self._children[pidfd] = _Child(pid, status_w, asker)
             self._selector.register(pidfd, selectors.EVENT_READ)
         except OSError:  # no memory for a process, or nobody waits for it any more
             os.close(status_w)
@@ -176,17 +187,22 @@ class _Nursery:
     def _become_child(self, status_w: int, childs: list[int]) -> int:
         self._selector.close()
         self._requests.close()
-        for fd in (status_w, *self._children, *(end for _, end in self._children.values())):
+        for fd in (status_w, *self._children, *(child.status_w for child in self._children.values())):
             os.close(fd)
         return _run_child(*childs)
 
     def _tell_end(self, pidfd: int) -> None:
         self._selector.unregister(pidfd)
-        pid, status_w = self._children.pop(pidfd)
+        pid, status_w, _ = self._children.pop(pidfd)
         _, status = os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if code == -signal.SIGKILL:
+            for child in self._children.values():
+                if child.asker == pid:
+                    os.kill(child.pid, signal.SIGKILL)
         remove_openmp_files(pid)
         with contextlib.suppress(OSError):  # who started it is gone
-            forkserver.write_signed(status_w, os.waitstatus_to_exitcode(status))
+            forkserver.write_signed(status_w, code)
         os.close(status_w)
         os.close(pidfd)
 

@@ -166,6 +166,17 @@ def test_a_killed_guard_takes_the_server_along(bench: Bench) -> None:
     assert ended.error == "its guard process was killed" and not alive(child.pid)
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_only_a_killed_process_takes_along_those_it_had_started(bench: Bench, number: signal.Signals) -> None:
+    bench.start(launch("--end-parent", str(int(number))))
+    ((sleeper,),) = [list(line.values()) for line in bench.told()]
+    eventually(lambda: "ended" in bench.log.read_text())
+    if number == signal.SIGKILL:
+        eventually(lambda: not alive(sleeper))
+    else:
+        assert alive(sleeper)
+
+
 # -- where a fork won't do
 
 

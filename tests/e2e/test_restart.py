@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,14 +15,16 @@ import pytest
 from engine.client import CompletionRequest, run_concurrently
 from engine.config import Device, Endpoint, ServerConfig, Settings
 from engine.environment import detect_hardware
+from engine.server.command import Launch, build_launch
 from engine.server.processes import group_members, openmp_files
-from engine.server.state import ServerSnapshot
+from engine.server.state import ServerSnapshot, ServerState
 from engine.server.supervisor import Supervisor
 from engine.server.warm import WarmStarts
 from engine.store import RunStore
 from tests.e2e.lab import READY_S, data_folder, wait_for
 
 RESTARTS = 3
+BROKEN = ServerConfig(max_num_seqs=7)
 PROMPT = "The capital of France is"
 
 pytestmark = pytest.mark.skipif(
@@ -41,9 +44,16 @@ def warm(settings: Settings) -> WarmStarts:
 
 @pytest.fixture(scope="module")
 def forked(settings: Settings, warm: WarmStarts) -> Iterator[Supervisor]:
-    supervisor = Supervisor(settings, RunStore(settings.database), warm=warm)
+    supervisor = Supervisor(settings, RunStore(settings.database), warm=warm, build=build)
     yield supervisor
     supervisor.close()
+
+
+def build(config: ServerConfig, *args: Any, **kwargs: Any) -> Launch:
+    """The lab's launch; its engine core fails where BROKEN is asked for."""
+    launch = build_launch(config, *args, **kwargs)
+    binding = {"VLLM_CPU_OMP_THREADS_BIND": "0|0|0"} if config == BROKEN else {}
+    return replace(launch, env=launch.env | binding)
 
 
 def restarted(supervisor: Supervisor, config: ServerConfig) -> ServerSnapshot:
@@ -101,7 +111,7 @@ def test_it_answers_and_is_bound_as_one_that_was_started_as_a_program(forked: Su
     engine = psutil.Process(titled(ready.pid, "VLLM::EngineCore"))
     assert set(engine.cpu_affinity() or ()) == os.sched_getaffinity(0)
     forked.stop(wait=True)
-    plain = Supervisor(replace(settings), RunStore(settings.database))
+    plain = Supervisor(settings, RunStore(settings.database))
     try:
         plain.start(ServerConfig())
         started = plain.wait_ready(READY_S)
@@ -115,9 +125,12 @@ def test_it_answers_and_is_bound_as_one_that_was_started_as_a_program(forked: Su
         plain.close()
 
 
-def test_a_start_that_fails_is_diagnosed_and_the_next_is_forked_again(forked: Supervisor, settings: Settings) -> None:
+def test_a_start_that_fails_is_explained_and_the_next_is_forked_again(forked: Supervisor, warm: WarmStarts) -> None:
     forked.stop(wait=True)
-    forked.start(ServerConfig(kv_cache_dtype="fp8_ds_mla"))
+    zygote = warm.pids()
+    forked.start(BROKEN)
     failed = wait_for("the failure", lambda: s if (s := forked.snapshot()).diagnosis else None, READY_S)
-    assert failed.diagnosis is not None and failed.diagnosis.name != "unknown"
-    assert restarted(forked, ServerConfig()).forked
+    assert failed.state == ServerState.FAILED and failed.diagnosis is not None
+    assert "doesn't match local world size" in " ".join(forked.log_tail())
+    assert failed.diagnosis.evidence
+    assert restarted(forked, ServerConfig()).forked and warm.pids() == zygote

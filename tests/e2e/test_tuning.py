@@ -27,7 +27,7 @@ TRIAL_S = 200.0
 # Both spellings, as vLLM itself reads them; where it serves and its key are nobody's business.
 PARSE = """
 import json, sys
-from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = make_arg_parser(FlexibleArgumentParser())
 def read(words):

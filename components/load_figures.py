@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 
 import plotly.graph_objects as go
 
@@ -19,6 +20,11 @@ LABEL_FONT = {"size": 15}
 WIDE_RANGE = 24
 WIDE_SPREAD = 60
 SHARES_PCT = (0, 25, 50, 75, 90, 100)
+
+
+def name_of(level: LevelResult) -> str:
+    """A label as text: Plotly reads some HTML."""
+    return escape(level.label)
 
 
 def load_figure(
@@ -53,7 +59,7 @@ def load_figure(
             hovertemplate="%{y:,.0f} ms",
         )
     if knee is not None and speeds[knee] is not None:
-        figure.add_trace(_knee(loads[knee], speeds[knee], levels[knee].label))
+        figure.add_trace(_knee(loads[knee], speeds[knee], name_of(levels[knee])))
     figure = layout(figure, x_title, "Throughput (tok/s)", HEIGHT)
     figure.update_layout(
         yaxis2={
@@ -103,7 +109,7 @@ def distribution_figure(levels: Sequence[LevelResult], measure: str, limit_ms: f
         figure.add_scatter(
             x=times_ms,
             y=[100 * rank / max(1, len(times_ms) - 1) for rank in range(len(times_ms))],
-            name=level.label,
+            name=name_of(level),
             mode="lines" if len(times_ms) > 1 else "markers",
             line={"color": palette.load(place, len(levels)), "width": 4},
             hovertemplate="%{y:.0f}% within %{x:,.0f} ms" if measure != "tpot" else "%{y:.0f}% within %{x:,.1f} ms",
@@ -146,7 +152,7 @@ def tradeoff_figure(
             y=times_ms,
             name=f"E2E {which}",
             mode="lines+markers+text" if first else "lines+markers",
-            text=[level.label for level in levels] if first else None,
+            text=[name_of(level) for level in levels] if first else None,
             textposition="bottom right",
             textfont=LABEL_FONT,
             line={"color": palette.MEASURES["e2e"], "width": 4 if first else 3, "dash": dash},
@@ -158,7 +164,7 @@ def tradeoff_figure(
             figure.add_scatter(
                 x=[speeds[knee]],
                 y=[times_ms[knee]],
-                name=f"Knee: {levels[knee].label}",
+                name=f"Knee: {name_of(levels[knee])}",
                 mode="markers",
                 marker={"size": 28, "symbol": "circle-open", "color": palette.MEASURES["e2e"], "line": {"width": 3}},
                 hoverinfo="skip",
@@ -171,7 +177,7 @@ def tradeoff_figure(
 
 def goodput_figure(levels: Sequence[LevelResult], x_title: str) -> go.Figure:
     """Requests per second that met every limit, inside all that were answered; the share of requests in words."""
-    names = [f"{load:g}" if (load := load_of(level)) is not None else level.label for level in levels]
+    names = [f"{load:g}" if (load := load_of(level)) is not None else name_of(level) for level in levels]
     figure = go.Figure()
     figure.add_bar(
         x=names,

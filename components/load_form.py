@@ -219,14 +219,20 @@ def _trace(services: LabServices) -> dict[str, Any]:
 
 
 def _uploaded(services: LabServices, name: str, kinds: list[str]) -> dict[str, Any]:
-    """The file's path as the setting ``name``; a ``problem`` where it can't be kept."""
-    file = st.file_uploader("File", kinds, key=f"load_{name}", label_visibility="collapsed", persist_state="session")
-    if file is None:
+    """The file's path as the setting ``name``; a ``problem`` where there is none, or it can't be kept."""
+    file = st.file_uploader("File", kinds, key=f"load_{name}", label_visibility="collapsed")
+    kept = f"load_{name}_kept"  # a browser's file is gone after a change of page, ours isn't
+    if file is not None:
+        try:
+            st.session_state[kept] = str(uploads.keep(services.settings, file.name, file.getvalue()))
+        except LabError as error:
+            return {"problem": error}
+    path = st.session_state.get(kept)
+    if path is None:
         return {"problem": ConfigError("No file was given.", f"Choose one: {', '.join(kinds)}.")}
-    try:
-        return {name: str(uploads.keep(services.settings, file.name, file.getvalue()))}
-    except LabError as error:
-        return {"problem": error}
+    if file is None:
+        st.caption(plain(f"Still: {uploads.given_name(path)}"))
+    return {name: path}
 
 
 def _lengths(profile: str, prompts: str) -> dict[str, Any]:
@@ -273,16 +279,17 @@ def _good_enough() -> dict[str, Any]:
 
 
 def _limit(label: str, key: str, value: float | None, step: float) -> float | None:
+    st.session_state.setdefault(key, value)  # a number given as the widget's own default could not be cleared
     return st.number_input(
         label,
         0.1,
         86_400_000.0,
-        value,
+        None,
         step,
         format="%g",
         placeholder="no limit",
         key=key,
-        bind="query-params",
+        persist_state="session",
         width=150,
         help="A request that meets every limit counts for goodput (the SLO).",
     )

@@ -127,9 +127,10 @@ def _goodput_fact(level: LevelResult) -> tuple[str, str]:
 
 
 def _requests_fact(level: LevelResult) -> tuple[str, str]:
-    if level.requests_failed:
-        return "Answered, failed", f"{number(level.requests_ok)}, {number(level.requests_failed)}"
-    return "Answered", number(level.requests_ok)
+    whole = level.requests == level.requests_ok
+    return "Answered", number(
+        level.requests_ok
+    ) if whole else f"{number(level.requests_ok)} of {number(level.requests)}"
 
 
 def _help(measure: str, label: str, convention: str) -> str:
@@ -151,8 +152,20 @@ def _badges(badges: Sequence[Badge], before: str = "") -> None:
 
 def _notes(shown: Shown) -> None:
     """Why requests failed, and what a reader needs to judge the numbers."""
-    for level in shown.levels:
-        for reason, count in level.failures:
-            st.warning(plain(f"{level.label}: {number(count)} × {reason}"), icon=":material/error:")
+    if failures := _failures(shown.levels):
+        st.warning("  \n".join(plain(line) for line in failures), icon=":material/error:")
     if shown.results.notes:
         st.caption("  \n".join(plain(note) for note in shown.results.notes))
+
+
+def _failures(levels: Sequence[LevelResult]) -> list[str]:
+    """“4 × timed out (10 users: 1, 20 users: 3)”."""
+    by_reason: dict[str, list[tuple[str, int]]] = {}
+    for level in levels:
+        for reason, count in level.failures:
+            by_reason.setdefault(reason, []).append((level.label, count))
+    return [
+        f"{number(sum(count for _, count in found))} × {reason} "
+        f"({', '.join(f'{label}: {number(count)}' for label, count in found)})"
+        for reason, found in by_reason.items()
+    ]

@@ -53,7 +53,7 @@ def value_of(level: LevelResult, name: str, convention: str = LAB) -> float | No
     measure, part = split(name)
     if convention != LAB and (measure in MEASURES or name in ("throughput_tok_s", "throughput_req_s")):
         return level.conventions.get(convention, {}).get(name)
-    if not part:
+    if measure not in MEASURES:
         found: float | None = getattr(level, name)
         return found
     values = getattr(level, f"{measure}_ms")

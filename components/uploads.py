@@ -27,3 +27,8 @@ def keep(settings: Settings, name: str, content: bytes) -> Path:
     except OSError as error:
         raise LabError(f"The file can't be kept: {error}.", "Free some space in the data folder.") from error
     return path
+
+
+def given_name(path: str) -> str:
+    """As the person called it, more or less."""
+    return Path(path).name.partition("-")[2]

@@ -51,7 +51,8 @@ def _span(level: Level, config: LoadTestConfig, history: _History) -> Span | Non
     warm_up = Span()
     if pace is not None and config.warm_up:
         warm_up = pace.times((level.users or 1) * min(WARM_UP_TOKENS, config.max_tokens))
-    work = pace.times((level.requests or 0) * config.max_tokens) if pace is not None and level.requests else None
+    tokens = sum(row.output for row in level.rows) or (level.requests or 0) * config.max_tokens
+    work = pace.times(tokens) if pace is not None and tokens else None
     if level.arrivals_s is not None:
         last_s = level.arrivals_s[-1]
         if work is None:

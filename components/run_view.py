@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from components import chat_run, errors, load_run, results
+from components import chat_run, errors, load_run, results, tune_run
 from components.format import UNKNOWN, moment, plain, ratio, seconds
 from engine.chat import turns_to_csv
 from engine.services import LabServices
 from engine.store import Run, RunSummary, run_to_json, runs_to_csv
 
 STATUS_WORDS = chat_run.STATUS_WORDS | {"cancelled": "Cancelled"}
-KIND_WORDS = {"compare": "Comparisons", "chat": "Chats", "load": "Load tests"}
+KIND_WORDS = {"compare": "Comparisons", "chat": "Chats", "load": "Load tests", "tune": "Tuning"}
 RESULT_WIDTH_PX, MACHINE_WIDTH_PX = 210, 200
 ALL, OPEN, OPEN_LABEL = "All", "open", ":material/open_in_new: Open"
 
@@ -141,7 +141,8 @@ def detail(services: LabServices, run: Run) -> None:
         results.details(saved, key="runs_levels")
     if turns:
         chat_run.show(run, turns)
-    load_run.show(run)
+    load_run.show(tune_run.as_load(run))
+    tune_run.show(run)
     _actions(services, run)
     with st.expander("Configuration, environment and model", icon=":material/data_object:"):
         context = {"configuration": run.config, "environment": run.environment, "model": run.model}
@@ -164,14 +165,14 @@ def _actions(services: LabServices, run: Run) -> None:
         )
         st.download_button(
             "CSV",
-            turns_to_csv(run) if run.kind == "chat" else load_run.csv_of(run) or runs_to_csv([run]),
+            turns_to_csv(run) if run.kind == "chat" else load_run.csv_of(tune_run.as_load(run)) or runs_to_csv([run]),
             f"run-{run.id}.csv",
             "text/csv",
             icon=":material/download:",
             key="runs_one_csv",
             on_click="ignore",
         )
-        load_run.bench_button(run)
+        load_run.bench_button(tune_run.as_load(run))
         if st.button("Delete", icon=":material/delete:", key="runs_delete"):
             confirm_delete(services, run)
 

@@ -75,7 +75,7 @@ def _apply(
         )
     config = StudyConfig(StudyKind.APPLY, base, load, candidates=(dict(changes),), measure=measure)
     blocked = why_not(server, changes, prediction)
-    st.caption(_expected(services, config, blocked))
+    st.caption(_expected(services, config, blocked if prediction.starts else " "))
     pressed = st.button(
         _label(server, measure),
         type="primary",
@@ -115,9 +115,7 @@ def _expected(services: LabServices, config: StudyConfig, blocked: str) -> str:
         time = tune_words.takes(services.tuning.estimate(config))
     except LabError:
         time = ""
-    if blocked:
-        return plain(f"{load}{blocked}")
-    return plain(f"{load}{time}")
+    return plain(f"{load}{blocked or time}")
 
 
 def _beside(server: ServerSnapshot, chosen: ServerConfig, changes: Mapping[str, Value], services: LabServices) -> None:

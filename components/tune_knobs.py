@@ -33,7 +33,7 @@ def turn(knob: Knob, start: ServerConfig, suffix: str) -> Value:
     """One knob and what it trades."""
     value: Value = getattr(start, knob.name)
     knob, key = knob.with_value(value), f"tune_{knob.name}_{suffix}"
-    label = f"{knob.label} ({knob.name})"
+    label = f"{knob.label} ({knob.name}){_range(knob)}"
     with st.container(gap="xxsmall"):
         if set(knob.values) == {True, False}:
             chosen: Value = st.toggle(label, bool(value), key=key, persist_state="session")
@@ -41,6 +41,14 @@ def turn(knob: Knob, start: ServerConfig, suffix: str) -> Value:
             chosen = _one_of(knob, value, label, key)
         st.caption(plain(knob.trades))
     return chosen
+
+
+def _range(knob: Knob) -> str:
+    """Such as “, 64 to 8,192 tokens”; empty where values have no order."""
+    given = [value for value in knob.values if value is not None]
+    if not knob.is_number:
+        return ""
+    return f", {replace(knob, unit='').show(given[0])} to {knob.show(given[-1])}"
 
 
 def _one_of(knob: Knob, value: Value, label: str, key: str) -> Value:

@@ -23,21 +23,23 @@ def show(services: LabServices, now: TuneSnapshot) -> None:
     if study is None:
         return
     trial = study.trials[-1]
-    if now.went_back:
-        st.warning(plain(now.went_back), icon=":material/undo:")
-    if now.error:
-        st.error(f"**{plain(now.error)}**\n\n{plain(now.remedy)}", icon=":material/error:")
-    elif trial.error:
-        st.error(f"**{plain(trial.name)}: {plain(trial.error)}**\n\n{plain(trial.remedy)}", icon=":material/error:")
-    elif now.state == StudyState.CANCELLED and not now.went_back:
-        st.info("Cancelled before it was applied.", icon=":material/info:")
+    cause, remedy = (now.error, now.remedy) if now.error else (_cause(trial), trial.remedy)
+    if cause:
+        words = " ".join(filter(None, (remedy, now.went_back)))
+        st.error(f"**{plain(cause)}**\n\n{plain(words)}", icon=":material/error:")
+    elif now.state == StudyState.CANCELLED:
+        st.info(plain(now.went_back or "Cancelled before it was applied."), icon=":material/undo:")
     if trial.done:
         with st.container(border=True, key="tune_outcome"):
             _done(now, study, trial)
 
 
+def _cause(trial: Trial) -> str:
+    return f"{trial.name}: {trial.error}" if trial.error else ""
+
+
 def _done(now: TuneSnapshot, study: Study, trial: Trial) -> None:
-    html.eyebrow(title(trial, study))
+    st.caption(plain(title(trial, study)))
     if now.difference is not None:
         _difference(now.difference)
     elif trial.level is not None:
@@ -63,10 +65,11 @@ def _difference(found: Difference) -> None:
 
 
 def change_of(delta: Delta) -> Change:
+    before, after = (tune_words.amount(value, delta.unit) for value in (delta.before, delta.after))
     return Change(
         delta.label,
-        tune_words.amount(delta.before, delta.unit),
-        tune_words.amount(delta.after, delta.unit),
+        before.removesuffix(f" {delta.unit}") if after.endswith(f" {delta.unit}") else before,
+        after,
         tune_words.change(delta),
         delta.better,
     )

@@ -9,9 +9,11 @@ import streamlit as st
 from components import html, palette, tune_markup
 from components.format import UNKNOWN, number, plain, seconds
 from components.tune_words import amount, gib, off
-from engine.server.state import ServerSnapshot
+from engine.server.state import KvCapacity, ServerSnapshot
 from engine.tuning.prediction import Outcome, Prediction, outcomes
 from engine.tuning.study import Trial
+
+HEAD = ("", "Predicted", "Actual", "Off by")
 
 
 def card(prediction: Prediction, server: ServerSnapshot) -> None:
@@ -45,12 +47,12 @@ def _memory(prediction: Prediction) -> str:
 
 
 def _facts(prediction: Prediction, server: ServerSnapshot) -> list[tuple[str, str, str]]:
-    now = server.capacity
+    now = server.capacity if server.ready else KvCapacity()
     block = f"of {prediction.block_size} tokens" if prediction.block_size else ""
     return [
         ("KV cache", gib(prediction.kv_bytes), _each(prediction)),
-        ("Blocks", number(prediction.num_blocks), _now(block, now.num_blocks)),
-        ("Tokens", number(prediction.tokens), _now("", now.tokens)),
+        ("Blocks", number(prediction.num_blocks), _now(block, prediction.num_blocks, now.num_blocks)),
+        ("Tokens", number(prediction.tokens), _now("", prediction.tokens, now.tokens)),
         (
             "Restart",
             seconds(prediction.restart_s),
@@ -64,8 +66,9 @@ def _each(prediction: Prediction) -> str:
     return f"{each:,} bytes a token" if each else ""
 
 
-def _now(before: str, value: int | None) -> str:
-    return ", ".join(filter(None, (before, f"now {number(value)}" if value is not None else "")))
+def _now(note: str, then: int | None, now: int | None) -> str:
+    """What it is now, where that is something else."""
+    return ", ".join(filter(None, (note, f"now {number(now)}" if now is not None and now != then else "")))
 
 
 # -- after it
@@ -73,14 +76,19 @@ def _now(before: str, value: int | None) -> str:
 
 def against_actual(trial: Trial) -> None:
     """A table: predicted, actual, and by how much the first was off."""
+    if found := rows(trial):
+        html.table(HEAD, found)
+
+
+def rows(trial: Trial) -> list[tuple[str, str, str, str]]:
+    """Empty where there is nothing to compare."""
     if trial.prediction is None or trial.actual is None:
-        return
-    rows = [
+        return []
+    found = [
         (one.label, amount(one.predicted, one.unit), amount(one.actual, one.unit), off(one))
         for one in outcomes(trial.prediction, trial.actual)
     ]
-    rows.append(("Restart", seconds(trial.prediction.restart_s), seconds(trial.restart_s), UNKNOWN))
-    html.table(("", "Predicted", "Actual", "Off by"), rows)
+    return [*found, ("Restart", seconds(trial.prediction.restart_s), seconds(trial.restart_s), UNKNOWN)]
 
 
 def verdict(trial: Trial) -> str:

@@ -15,7 +15,7 @@ from engine.tuning.profiles import WORKSHOP, WORKSHOP_LOAD
 from engine.tuning.study import SHORT_LOAD, Recommendation, StudyConfig, StudyKind, Trial, TuneSnapshot
 
 VIEW_TABLE, VIEW_BARS, VIEW_FRONT, VIEW_KNOBS = "Table", "Bars", "Pareto front", "What matters"
-MOST_BARS = 5
+MOST_BARS = 4
 LIMITS = {"slo_ttft_ms": "ttft", "slo_tpot_ms": "tpot", "slo_e2e_ms": "e2e"}
 
 

@@ -45,7 +45,6 @@ def knobs() -> None:
     if is_apply(snapshot):
         paused(snapshot)
         tune_outcome.show(services, snapshot)
-    tune_outcome.back_button(services, snapshot, server)
     tune_apply.form(services)
 
 
@@ -103,6 +102,9 @@ with st.container(horizontal=True, vertical_alignment="center", key="tune_head")
         persist_state="session",
         label_visibility="collapsed",
     )
+    st.space("stretch")
+    if section == KNOBS:
+        tune_outcome.back_button(services, snapshot, server)
 if section == PROFILES:
     tune_profiles.show(services)
 elif snapshot.running:

@@ -16,8 +16,9 @@ from engine.cli import build_parser
 from engine.cli.tune import config_of
 from engine.config import Device, LoadTestConfig, ServerConfig
 from engine.errors import AlreadyRunning
+from engine.load.results import LoadResults
 from engine.server.state import KvCapacity, ServerSnapshot
-from engine.store import RunStore
+from engine.store import Run, RunStore, new_run
 from engine.tuning.estimate import Estimate
 from engine.tuning.prediction import Prediction, Refusal
 from engine.tuning.profiles import WORKSHOP, WORKSHOP_LOAD, Profiles
@@ -94,8 +95,13 @@ def test_the_prediction_follows_the_knob_before_anything_restarts(open_page: Ope
     assert lab.tuning.asked[-1] == {"max_num_seqs": 8}
     for words in ("max_num_seqs 8", "requests of 2,048 tokens at once", "45.5 would fit", "2.00 GiB", "728", "93,184"):
         assert words in card
-    assert "now 728" in card and "24 s" in card and "Exact." in card
+    assert "24 s" in card and "Exact." in card and "now" not in card
     assert lab.tuning.made == [] and lab.supervisor.made == []
+
+
+def test_what_it_is_now_stands_beside_what_it_will_be(open_page: OpenPage) -> None:
+    _, at = opened(open_page, server=replace(fakes.READY, capacity=KvCapacity(46_592, 128, 364, 22.8)))
+    assert "of 128 tokens, now 364" in part(at, "tune_card") and "now 46,592" in part(at, "tune_card")
 
 
 def test_what_is_not_known_before_is_a_dash(open_page: OpenPage) -> None:
@@ -238,8 +244,8 @@ def test_the_difference_is_told_in_words_and_numbers_before_and_after(open_page:
     assert "Applied: max_num_seqs 32" in outcome
     assert "TTFT p95 fell from 1.3 s to 400 ms" in outcome
     assert "1.3 s → 400 ms ▲ −69% better" in outcome
-    assert "180 tok/s → 310 tok/s ▲ +72% better" in outcome
-    assert "18.0 ms → 24.0 ms ▼ +33% worse" in outcome
+    assert "180 → 310 tok/s ▲ +72% better" in outcome
+    assert "18.0 → 24.0 ms ▼ +33% worse" in outcome
     assert "waited 900 ms on average until the server took it up" in outcome
 
 
@@ -575,6 +581,32 @@ def test_profiles_are_imported_and_a_wrong_file_is_a_message(kept: Kept) -> None
 def bring_in(at: AppTest, name: str, content: bytes) -> None:
     at.file_uploader(key="tune_import_file").set_value((name, content, "text/plain"))
     next(button for button in at.button if button.form_id == "tune_import").click().run()
+
+
+# -- a saved trial
+
+
+def saved_trial(**trial: Any) -> Run:
+    assert tuned.AFTER.level is not None
+    results = LoadResults(levels=(tuned.AFTER.level,)).to_dict() | {"trial": tuned.AFTER.to_dict() | trial}
+    config = {"study": "s", "trial": 1, "changes": {}, "server": {}, "workload": SHORT_LOAD.to_dict()}
+    run = new_run("tune", "max_num_seqs 32: 310 tok/s", "done", config=config, environment={}, results=results)
+    return replace(run, id="trial")
+
+
+def test_a_saved_trial_shows_its_load_test_and_its_prediction(open_page: OpenPage) -> None:
+    at = open_page(fakes.make_lab(runs=[saved_trial()]), "runs", run="trial")
+    assert not at.exception
+    assert "310" in part(at, "runs_load_result")
+    assert "exactly the KV cache that was predicted" in part(at, "runs_tune")
+    assert "Blocks 728 blocks 728 blocks exact" in " ".join(table(at).split())
+
+
+@pytest.mark.parametrize("damage", [{"predicted": {"num_blocks": "many"}}, {"actual": {"x": 1}}, {"actual": None}])
+def test_a_damaged_trial_still_shows_what_was_measured(open_page: OpenPage, damage: dict[str, Any]) -> None:
+    at = open_page(fakes.make_lab(runs=[saved_trial(**damage)]), "runs", run="trial")
+    assert not at.exception
+    assert "runs_load_result" in keys(at) and "runs_tune" not in keys(at)
 
 
 def test_load_is_told_in_words() -> None:

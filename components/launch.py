@@ -31,6 +31,7 @@ PRELOADED = (
     "streamlit.elements.arrow",
     "components.kv_figures",
     "components.load_figures",
+    "components.tune_figures",
 )
 
 

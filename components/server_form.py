@@ -18,12 +18,11 @@ from engine.server.command import block_sizes
 from engine.server.state import ServerSnapshot, ServerState
 from engine.server.supervisor import Supervisor
 from engine.services import LabServices
+from engine.tuning.knobs import CPU_MOST_SEQUENCES, LENGTHS, SEQUENCES
 
 AUTO = "auto"
 RAY_MOST_WORKERS = 64
-LENGTHS = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 65536, 131072)
 THE_MODELS_OWN = 0
-SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 MODE_AUTO, MODE_EAGER, MODE_GRAPHS = "Automatic", "Eager", "Compiled, with graphs"
 MODES: dict[str, bool | None] = {MODE_AUTO: None, MODE_EAGER: True, MODE_GRAPHS: False}
 
@@ -73,7 +72,7 @@ def _not_attachable(snapshot: ServerSnapshot) -> str | None:
 def _fields(config: ServerConfig, hardware: Hardware, longest: int | None, generation: int) -> dict[str, Any]:
     """Keyed by the start they belong to: after a start, by whomever, the form shows what it started with."""
     values: dict[str, Any] = {"model": _model(config.model, generation)}
-    values.update(_sizes(config, longest, generation))
+    values.update(_sizes(config, hardware, longest, generation))
     columns = st.columns(4, gap="medium")
     with columns[0]:
         values["dtype"] = st.selectbox(
@@ -116,9 +115,10 @@ def _fields(config: ServerConfig, hardware: Hardware, longest: int | None, gener
     return values
 
 
-def _sizes(config: ServerConfig, longest: int | None, generation: int) -> dict[str, Any]:
+def _sizes(config: ServerConfig, hardware: Hardware, longest: int | None, generation: int) -> dict[str, Any]:
     """The two knobs that decide how the KV cache is shared out: how long, and how many."""
     lengths = sorted({*(n for n in LENGTHS if longest is None or n <= longest), config.max_model_len or LENGTHS[0]})
+    most = CPU_MOST_SEQUENCES if hardware.device == Device.CPU else SEQUENCES[-1]
     left, right = st.columns(2, gap="large")
     length = left.select_slider(
         "Context length (max_model_len)",
@@ -130,7 +130,7 @@ def _sizes(config: ServerConfig, longest: int | None, generation: int) -> dict[s
     )
     sequences = right.select_slider(
         "Requests at once (max_num_seqs)",
-        sorted({*SEQUENCES, config.max_num_seqs}),
+        sorted({*(n for n in SEQUENCES if n <= most), config.max_num_seqs}),
         config.max_num_seqs,
         key=f"server_max_num_seqs_{generation}",
         help="How many requests may run in one batch; more of them wait.",

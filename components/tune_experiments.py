@@ -35,7 +35,7 @@ SUGGESTED: Mapping[str, tuple[Value, ...]] = {
 }
 FIRST_KNOBS = ("max_num_seqs", "max_num_batched_tokens")
 # Each is predicted before the start; beyond this many it would make the form slow.
-MOST_PREDICTED = 60
+MOST_PREDICTED = 24
 
 
 def form(services: LabServices) -> None:

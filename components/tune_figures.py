@@ -70,7 +70,7 @@ def pareto_figure(
         y=[_speed(t) for t in on],
         name="Pareto front",
         mode="lines+markers",
-        line={"color": palette.MEASURES["throughput"], "width": 4, "shape": "vh"},
+        line={"color": palette.MEASURES["throughput"], "width": 4, "shape": "hv"},
         marker={"size": 13},
         hovertext=[t.name for t in on],
         hovertemplate="%{hovertext}<br>%{y:,.0f} tok/s at %{x:,.0f} ms<extra></extra>",

@@ -119,7 +119,7 @@ class _Measurement:
         return LevelOrder(
             prompts.prompts,
             users=level.users or 0,
-            conversations=None if level.requests is None else -(-level.requests // turns),
+            conversations=None if level.requests is None else max(-(-level.requests // turns), level.users or 0),
             duration_s=None if level.arrivals_s is not None else level.duration_s,
             arrivals_s=level.arrivals_s,
             vocabulary=prompts.vocabulary,

@@ -136,6 +136,11 @@ def test_every_profile_and_kind_of_prompt_is_measured(
     assert (found[0].client_queue_ms is not None) == (found[0].users is None or settings.get("profile") == "burst")
 
 
+def test_every_user_has_a_chat_however_few_requests_were_asked_for(fake: FakeOpenAI) -> None:
+    config = replace(CONFIG, prompts="chat", turns=3, users=(4,), requests=6)
+    assert measure(fake.endpoint(), config).levels[0].requests_ok == 4 * 3
+
+
 def test_a_ramp_stops_where_more_users_only_wait_longer(fake: FakeOpenAI) -> None:
     fake.script_for = lambda _: Script(ttft_s=0.03 * fake.active, gap_s=0.0)  # all share one worker
     fake.metrics_text = VLLM_METRICS

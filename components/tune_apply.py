@@ -97,12 +97,8 @@ def _label(server: ServerSnapshot, measure: bool) -> str:
 
 def why_not(server: ServerSnapshot, changes: Mapping[str, Value], prediction: Prediction) -> str:
     """Why these settings can't be applied now; empty when they can."""
-    if server.attached:
-        return "The lab is attached to a server that it can't restart. Detach first."
-    if server.reserved:
-        return server.reserved
-    if server.busy:
-        return "Waits until the start or the stop is over."
+    if blocked := tune_draft.why_not(server):
+        return blocked
     if not prediction.starts:
         return prediction.refusals[0].cause
     return "Nothing is changed: turn a knob first." if server.ready and not changes else ""

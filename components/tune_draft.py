@@ -34,6 +34,15 @@ def base_of(server: ServerSnapshot) -> ServerConfig:
     return server.config if server.config is not None and not foreign else ServerConfig()
 
 
+def why_not(server: ServerSnapshot) -> str:
+    """Why the server can't be restarted now; empty when it can."""
+    if server.attached:
+        return "The lab is attached to a server that it can't restart. Detach first."
+    if server.reserved:
+        return server.reserved
+    return "Waits until the start or the stop is over." if server.busy else ""
+
+
 def current(server: ServerSnapshot) -> Draft:
     """A start by anybody ends a draft: the knobs show what runs then."""
     found = st.session_state.get(KEY)

@@ -154,7 +154,7 @@ def _load(defaults: LoadTestConfig, prefix: str) -> LoadTestConfig:
 
 
 def _start(services: LabServices, server: ServerSnapshot, config: StudyConfig | None, problem: LabError | None) -> None:
-    blocked = _why_not(server, problem)
+    blocked = tune_draft.why_not(server) or (problem.cause if problem is not None else "")
     with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
         if config is not None:
             st.markdown(plain(_budget(services, config)), width="content")
@@ -175,16 +175,6 @@ def _start(services: LabServices, server: ServerSnapshot, config: StudyConfig | 
         with errors.shown():
             services.tuning.start(config)
             st.rerun()
-
-
-def _why_not(server: ServerSnapshot, problem: LabError | None) -> str:
-    if server.attached:
-        return "The lab is attached to a server that it can't restart. Detach first."
-    if server.reserved:
-        return server.reserved
-    if server.busy:
-        return "Waits until the start or the stop is over."
-    return problem.cause if problem is not None else ""
 
 
 def _budget(services: LabServices, config: StudyConfig) -> str:

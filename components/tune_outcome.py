@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from components import errors, html, tune_markup, tune_prediction, tune_words
+from components import errors, html, tune_draft, tune_markup, tune_prediction, tune_words
 from components.format import plain
 from components.tune_markup import Change
 from engine.config import ServerConfig
@@ -114,7 +114,7 @@ def back_button(services: LabServices, now: TuneSnapshot, server: ServerSnapshot
     """One click to what ran before the last apply; nothing where there is no way back."""
     if now.previous is None or now.running:
         return
-    blocked = server.reserved or ("Waits until the start or the stop is over." if server.busy else "")
+    blocked = tune_draft.why_not(server)
     if st.button(
         "Back to the last configuration",
         icon=":material/undo:",

@@ -72,6 +72,7 @@ def paused(now: TuneSnapshot) -> None:
     """It goes on with a click, also in a later life of the app."""
     if not now.resumable:
         return
+    blocked = tune_draft.why_not(server)
     with st.container(horizontal=True, vertical_alignment="center", key="tune_paused"):
         st.markdown(f"**Paused.** {plain(now.message)}", width="content")
         if st.button(
@@ -79,8 +80,8 @@ def paused(now: TuneSnapshot) -> None:
             icon=":material/play_arrow:",
             type="primary",
             key="tune_resume",
-            disabled=bool(server.reserved),
-            help=plain(server.reserved) or None,
+            disabled=bool(blocked),
+            help=plain(blocked) or None,
         ):
             with errors.shown():
                 services.tuning.resume()

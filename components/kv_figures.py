@@ -51,7 +51,7 @@ def shares_figure(bars: Sequence[Bar], colours: Mapping[str, str]) -> go.Figure:
         )
     figure.update_layout(barmode="stack", bargap=0.3)
     figure = layout(figure, "Share of the KV memory (%)", "", 390)
-    figure.update_layout(hovermode="closest", legend={"traceorder": "normal", "xref": "container"})
+    figure.update_layout(hovermode="closest", legend={"traceorder": "normal"})
     figure.update_xaxes(range=[0, 100.5])
     figure.update_yaxes(autorange="reversed", tickfont={"size": 15})
     return figure

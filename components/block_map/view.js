@@ -146,9 +146,10 @@ class SideView {
   aboutRequest(request, frame) {
     const stays = this.memory.staysOf(request), name = `Request ${request}`;
     if (!stays.length) return this.memory.requests.arrival[request] > frame ? `${name}: not here yet` : `${name}: not in memory`;
-    const held = stays.reduce((sum, stay) => sum + this.memory.tables.get(stay).length, 0);
-    const tokens = stays.reduce((sum, stay) => sum + this.memory.tokensOf(stay, frame), 0);
-    return `${name}: ${count(tokens, 'token')} in ${this.memory.paged ? count(held, 'block') : `one chunk of ${held * this.memory.unit} slots`}`;
+    const tokens = this.memory.tokensOf(stays[0], frame), tables = stays.map((stay) => this.memory.tables.get(stay));
+    const what = stays.length > 1 ? count(stays.length, 'sample') : count(tokens, 'token');
+    const where = this.memory.paged ? count(new Set(tables.flat()).size, 'block') : `${count(tables.length, 'chunk')} of ${tables[0].length * this.memory.unit}`;
+    return `${name}: ${what} in ${where}`;
   }
 
   /** One calm line: while playing an event stays long enough to be read. */

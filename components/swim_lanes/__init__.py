@@ -123,4 +123,5 @@ def _count(phase: str, snapshot: LoadSnapshot, states: Sequence[RequestState]) -
 def _alt(snapshot: LoadSnapshot, states: Sequence[RequestState]) -> str:
     counts = ", ".join(f"{count} {name.lower()}" for _, name, count in _legend(snapshot, states) if count)
     done = f"{snapshot.requests_done:,} answered"
-    return f"Requests of {len(snapshot.lanes)} lanes over time: {done}, {counts}."
+    lanes = len(snapshot.lanes)
+    return f"Requests of {lanes} lane{'' if lanes == 1 else 's'} over time: {done}, {counts}."

@@ -1,6 +1,6 @@
 // Lanes above, throughput and waiting requests below, on one time axis. Five pictures a second at most.
 const FRAME_MS = 250;
-const LANES_PX = 300, STRIP_PX = 74, AXIS_PX = 24, GUTTER_PX = 72, RIGHT_PX = 10, TOP_PX = 8;
+const LANES_PX = 300, STRIP_PX = 74, AXIS_PX = 24, GUTTER_PX = 82, RIGHT_PX = 10, TOP_PX = 8;
 const NUMBER = 0, STATE = 1, START = 2, PREFILL = 3, FIRST = 4, END = 5;
 const shown = new WeakMap();
 
@@ -91,8 +91,11 @@ function request(view, bar, top, height) {
 function piece(view, from, to, top, height, colour, hatched) {
   const start = x(view, Math.max(from, left(view))), width = x(view, to) - start;
   if (width <= 0) return;
-  view.on.fillStyle = hatched && height > 4 ? hatch(view, colour) : colour;
-  view.on.fillRect(start, top, Math.max(width, 1), height);
+  const { on } = view, strength = on.globalAlpha;
+  on.fillStyle = hatched && height > 4 ? hatch(view, colour) : colour;
+  if (hatched && height <= 4) on.globalAlpha = strength * 0.5; // too thin for stripes
+  on.fillRect(start, top, Math.max(width, 1), height);
+  on.globalAlpha = strength;
 }
 
 function hatch(view, colour) {

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
 
 import streamlit as st
 
@@ -15,6 +18,7 @@ CONVENTION_HELP = (
     "The same requests by the definitions of other tools, so that their numbers can be put beside these. "
     "Goodput and the server's numbers don't change."
 )
+KNEE_CAPTION = "Knee: where throughput / mean E2E is highest; beyond it, latency grows faster than throughput."
 VIEW_LOAD, VIEW_TRADEOFF, VIEW_GOODPUT = "Load curve", "Trade-off", "Goodput"
 VIEW_REQUESTS, VIEW_ALL = "Requests", "All numbers"
 
@@ -55,30 +59,65 @@ def explore(shown: Shown, convention: str, requests: Callable[[], None] | None) 
 
 
 def _chart(shown: Shown, view: str, convention: str) -> None:
-    from components import load_figures  # Plotly takes a while to import: only where a chart is drawn
-
-    levels, knee, x_title = shown.measured, shown.knee, load_title(shown.config, shown.levels)
-    caption = ""
-    if view == VIEW_LOAD:
-        figure = load_figures.load_figure(levels, knee, x_title, convention=convention)
-        alt = load_figures.load_alt(levels, knee, convention=convention)
-        caption = "Knee: where throughput divided by E2E is highest; beyond it, latency grows faster than throughput."
-        caption = caption if knee is not None else ""
-    elif view == VIEW_TRADEOFF:
-        figure = load_figures.tradeoff_figure(levels, knee, convention=convention)
-        alt = load_figures.tradeoff_alt(levels, convention=convention)
-        caption = "Further right is more work done, further up is a longer wait."
-    elif view == VIEW_GOODPUT:
-        figure, alt = load_figures.goodput_figure(levels, x_title), load_figures.goodput_alt(levels)
-        caption = f"A request counts where it met {load_figures.slo_words(shown.results.slo)}."
-    else:
-        measure = view.lower()
-        limit_ms = getattr(shown.results.slo, f"{measure}_ms")
-        figure = load_figures.distribution_figure(levels, measure, limit_ms)
-        alt = load_figures.distribution_alt(levels, measure)
-        caption = "Where a line crosses 95% is the p95." + (
-            " Single requests are in this lab's convention." if convention != LAB else ""
-        )
+    figure, alt, caption = BUILDERS[view](shown, convention)
     st.plotly_chart(figure, key=f"{shown.key}_chart", config={"displayModeBar": False}, alt=alt)
     if caption:
         st.caption(plain(caption))
+
+
+Chart = tuple[Any, str, str]  # figure, the same in words, and how to read it
+
+
+def _load_curve(shown: Shown, convention: str) -> Chart:
+    figures, levels = _figures(), shown.measured
+    title = load_title(shown.config, shown.levels)
+    return (
+        figures.load_figure(levels, shown.knee, title, convention=convention),
+        figures.load_alt(levels, shown.knee, convention=convention),
+        "" if shown.knee is None else KNEE_CAPTION,
+    )
+
+
+def _distribution(measure: str, shown: Shown, convention: str) -> Chart:
+    figures, levels = _figures(), shown.measured
+    limit_ms = getattr(shown.results.slo, f"{measure}_ms")
+    ours = "" if convention == LAB else " Single requests are by the definitions of this lab."
+    return (
+        figures.distribution_figure(levels, measure, limit_ms),
+        figures.distribution_alt(levels, measure),
+        "Where a line crosses 95% is the p95." + ours,
+    )
+
+
+def _tradeoff(shown: Shown, convention: str) -> Chart:
+    figures, levels = _figures(), shown.measured
+    return (
+        figures.tradeoff_figure(levels, shown.knee, convention=convention),
+        figures.tradeoff_alt(levels, convention=convention),
+        "Further right is more work done, further up is a longer wait.",
+    )
+
+
+def _goodput(shown: Shown, _: str) -> Chart:
+    figures, levels = _figures(), shown.measured
+    return (
+        figures.goodput_figure(levels, load_title(shown.config, shown.levels)),
+        figures.goodput_alt(levels),
+        f"A request counts where it met {figures.slo_words(shown.results.slo)}.",
+    )
+
+
+def _figures() -> ModuleType:
+    """Plotly takes a while to import: only where a chart is drawn."""
+    from components import load_figures
+
+    return load_figures
+
+
+BUILDERS: dict[str, Callable[[Shown, str], Chart]] = {
+    VIEW_LOAD: _load_curve,
+    "TTFT": partial(_distribution, "ttft"),
+    "TPOT": partial(_distribution, "tpot"),
+    VIEW_TRADEOFF: _tradeoff,
+    VIEW_GOODPUT: _goodput,
+}

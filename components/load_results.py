@@ -64,7 +64,7 @@ def headline(shown: Shown, convention: str = LAB) -> None:
 
 
 def claim(top: LevelResult, shown: Shown, convention: str = LAB) -> str:
-    """“tok/s with 20 users: 5.9× one user, TTFT p95 410 ms”."""
+    """What stands beside the number: “tok/s with 20 users: 5.9× one user”."""
     words = f"tok/s {_with(top)}"
     times = times_one_user(top, shown.levels, convention)
     if times is not None:
@@ -75,7 +75,9 @@ def claim(top: LevelResult, shown: Shown, convention: str = LAB) -> str:
 
 
 def _with(level: LevelResult) -> str:
-    return f"at {level.label}" if level.rate_req_s is not None else f"with {level.label}"
+    if level.rate_req_s is not None:
+        return f"at {level.label}"
+    return f"over the {level.label}" if level.users is None else f"with {level.label}"
 
 
 def _note(shown: Shown, top: LevelResult, convention: str) -> str:
@@ -127,10 +129,8 @@ def _goodput_fact(level: LevelResult) -> tuple[str, str]:
 
 
 def _requests_fact(level: LevelResult) -> tuple[str, str]:
-    whole = level.requests == level.requests_ok
-    return "Answered", number(
-        level.requests_ok
-    ) if whole else f"{number(level.requests_ok)} of {number(level.requests)}"
+    of_all = "" if level.requests == level.requests_ok else f" of {number(level.requests)}"
+    return "Answered", number(level.requests_ok) + of_all
 
 
 def _help(measure: str, label: str, convention: str) -> str:

@@ -509,6 +509,15 @@ def test_one_level_has_no_curve(open_page: OpenPage) -> None:
     assert "Load curve" not in said(at) and "Trade-off" not in said(at)
 
 
+def test_a_view_that_the_next_results_lack_is_left(open_page: OpenPage) -> None:
+    lab, at = opened(open_page, shots.DONE)
+    at.segmented_control(key="load_view").set_value("Trade-off").run()
+    lab.load.current = replace(shots.DONE, results=replace(shots.RESULTS, levels=shots.LEVELS[:1], knee=None))
+    at.run()
+    assert not at.exception
+    assert "load_chart" in keys(at)
+
+
 @pytest.mark.parametrize("snapshot", [shots.DONE, shots.RUNNING, shots.CANCELLED, LoadSnapshot()])
 def test_no_line_of_the_page_is_drawn_by_accident(open_page: OpenPage, snapshot: LoadSnapshot) -> None:
     _, at = opened(open_page, snapshot)

@@ -195,6 +195,24 @@ def test_a_selected_request_has_its_block_table_drawn(still: Page) -> None:
     assert overlay.evaluate(INKED) == 0
 
 
+def test_samples_share_blocks_and_are_counted_once(still: Page) -> None:
+    recording = record(ANIMATIONS["parallel"].config)
+    found = opened(still, recording)
+    memory = recording["sides"][1]
+    step = memory["stays"]["from"][0] + 10
+    scrub(found, step)
+    request = memory["stays"]["request"][0]
+    found.locator(f".paged .chip[data-request='{request}']").click()
+    tables: dict[int, dict[int, int]] = {}
+    for stay, frame, logical, physical, count in zip(*memory["holds"].values(), strict=True):
+        if memory["stays"]["request"][stay] == request and frame <= step:
+            tables.setdefault(stay, {}).update({logical + i: physical + i for i in range(count)})
+    blocks = {physical for table in tables.values() for physical in table.values()}
+    assert len(blocks) < sum(map(len, tables.values()))
+    expect(found.locator(".paged .about")).to_have_text(f"Request {request}: 4 samples in {len(blocks)} blocks")
+    expect(found.locator(".contiguous .about")).to_have_text(f"Request {request}: 4 samples in 4 chunks of 256")
+
+
 def test_events_and_names_stay_text(still: Page) -> None:
     recording = payload()
     recording["requests"]["name"] = [HOSTILE] * len(recording["requests"]["name"])

@@ -7,11 +7,11 @@ from typing import Any
 
 import streamlit as st
 
-from components import errors, uploads
+from components import errors, load_prompts
 from components.format import number, plain, roughly
+from components.load_prompts import DEFAULTS
 from engine.config import DEFAULT_MODEL, LENGTH_SHAPES, LOAD_LIMITS, LoadTestConfig
 from engine.errors import ConfigError, LabError
-from engine.kv.traces import SAMPLE_CREDIT, SAMPLE_TRACE
 from engine.load.estimate import LoadEstimate, estimate
 from engine.server.state import ServerSnapshot
 from engine.services import LabServices
@@ -34,32 +34,25 @@ PROFILES = {
     "burst": Profile("Burst", "All at once", "All requests come at the same moment; then nothing more."),
     "trace": Profile("Trace", "Real arrivals", "Arrival times and lengths of a recorded service."),
 }
-PROMPTS = {
-    "synthetic": "Made up, exact length",
-    "short": "Short questions",
-    "long": "Long texts",
-    "mixed": "Short and long",
-    "chat": "Chats of several turns",
-    "sharegpt": "Lengths as in ShareGPT",
-    "file": "My own file",
-}
-DEFAULTS = LoadTestConfig(slo_ttft_ms=500.0, slo_tpot_ms=100.0)
 DEFAULT_TEXTS = {"closed": "1, 5, 10, 20", "burst": "8, 16, 32", "constant": "1, 2, 4", "poisson": "1, 2, 4"}
 NUMBERS_RULE = (r"^\s*\d+(\.\d+)?(\s*[,; ]\s*\d+(\.\d+)?)*\s*$", "Numbers, like 1, 5, 10, 20")
 RECENT = 10
-SAMPLE, OWN_FILE = "Azure, conversations", "My own file"
-FULL_LENGTHS = ("synthetic",)
 
 
-def form(services: LabServices) -> None:
-    """Profile, prompts, lengths, SLO. Start is off, with the reason, while the server is reserved."""
+def form(services: LabServices) -> LoadTestConfig | None:
+    """Profile, prompts, lengths, SLO. Start is off, with the reason, while the server is reserved.
+
+    Returns the test as it is chosen; None where the choices are none yet.
+    """
     server = services.supervisor.snapshot()
     with st.container(border=True, key="load_form"):  # no st.form: the estimate follows the choices
         profile = _choose_profile()
         chosen = _chosen(services, profile)
         with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
             config = _complete(chosen, _more_settings(chosen["prompts"]))
-            if isinstance(config, LoadTestConfig) and not server.reserved:
+            if isinstance(config, LabError):
+                st.caption(plain(config.cause), width="content")
+            elif not server.reserved:
                 _expected(services, server, config)
             st.space("stretch")
             pressed = st.button(
@@ -76,6 +69,7 @@ def form(services: LabServices) -> None:
                 raise config
             services.load.start(config)
             st.rerun()
+    return config if isinstance(config, LoadTestConfig) else None
 
 
 def _choose_profile() -> str:
@@ -100,9 +94,9 @@ def _chosen(services: LabServices, profile: str) -> dict[str, Any]:
     with pressure:
         typed = _pressure(profile)
     with prompts:
-        source = {"prompts": DEFAULTS.prompts} | _prompts(services, profile)
+        source = load_prompts.source(services, profile)
     with lengths:
-        wanted = _lengths(profile, source["prompts"])
+        wanted = load_prompts.lengths(profile, source["prompts"])
     return {"profile": profile} | typed | source | wanted | _good_enough()
 
 
@@ -190,74 +184,6 @@ def _numbers(chosen: dict[str, Any]) -> dict[str, Any]:
         what = "whole numbers" if kind is int else "numbers"
         raise ConfigError(f"{text!r} is not a list of {what}.", "Write it like 1, 5, 10, 20.") from None
     return chosen | {name: tuple(sorted(set(loads)))}
-
-
-# -- what is asked
-
-
-def _prompts(services: LabServices, profile: str) -> dict[str, Any]:
-    if profile == "trace":
-        return _trace(services)
-    chosen = st.selectbox(
-        "Prompts",
-        list(PROMPTS),
-        format_func=PROMPTS.__getitem__,
-        key="load_prompts",
-        bind="query-params",
-        help="Made-up prompts are cut to an exact number of tokens by the server's own tokenizer.",
-    )
-    if chosen != "file":
-        return {"prompts": chosen}
-    return {"prompts": "file"} | _uploaded(services, "prompt_file", ["jsonl", "json", "csv"])
-
-
-def _trace(services: LabServices) -> dict[str, Any]:
-    chosen = st.selectbox("Trace", [SAMPLE, OWN_FILE], key="load_trace", persist_state="session", help=SAMPLE_CREDIT)
-    if chosen == SAMPLE:
-        return {"trace": str(SAMPLE_TRACE)}
-    return _uploaded(services, "trace", ["csv"])
-
-
-def _uploaded(services: LabServices, name: str, kinds: list[str]) -> dict[str, Any]:
-    """The file's path as the setting ``name``; a ``problem`` where there is none, or it can't be kept."""
-    file = st.file_uploader("File", kinds, key=f"load_{name}", label_visibility="collapsed")
-    kept = f"load_{name}_kept"  # a browser's file is gone after a change of page, ours isn't
-    if file is not None:
-        try:
-            st.session_state[kept] = str(uploads.keep(services.settings, file.name, file.getvalue()))
-        except LabError as error:
-            return {"problem": error}
-    path = st.session_state.get(kept)
-    if path is None:
-        return {"problem": ConfigError("No file was given.", f"Choose one: {', '.join(kinds)}.")}
-    if file is None:
-        st.caption(plain(f"Still: {uploads.given_name(path)}"))
-    return {name: path}
-
-
-def _lengths(profile: str, prompts: str) -> dict[str, Any]:
-    if profile == "trace" or prompts == "sharegpt":
-        st.caption("Lengths of prompts and answers are those of the recording, cut to what the server takes.")
-        return {}
-    found: dict[str, Any] = {}
-    left, right = st.columns(2, gap="small")
-    if prompts in FULL_LENGTHS:
-        found["prompt_tokens"] = left.number_input(
-            "Prompt tokens", 1, 131_072, DEFAULTS.prompt_tokens, 16, key="load_prompt_tokens", bind="query-params"
-        )
-    elif prompts == "chat":
-        found["turns"] = left.number_input("Turns", 1, 20, DEFAULTS.turns, key="load_turns", persist_state="session")
-    found["max_tokens"] = right.number_input(
-        "Output tokens",
-        1,
-        131_072,
-        DEFAULTS.max_tokens,
-        10,
-        key="load_max_tokens",
-        bind="query-params",
-        help="Every answer is forced to this length where the engine can, so that levels compare.",
-    )
-    return {name: int(value or 1) for name, value in found.items()}
 
 
 # -- what is good enough, and the rest

@@ -45,6 +45,7 @@ def requests() -> None:
     swim_lanes(snapshot, key="load_lanes_over")
 
 
+chosen = snapshot.config
 st.title("Load test", anchor=False)
 if snapshot.running:
     st.fragment(live, run_every=POLL_S)()
@@ -57,6 +58,6 @@ else:
         st.subheader("Test again", anchor=False)
     else:
         st.markdown("How many users does this server carry, and how fast is it for each of them?")
-    load_form.form(services)
+    chosen = load_form.form(services) or chosen
 
-load_command.show_commands(snapshot.config or load_form.DEFAULTS, server)
+load_command.show_commands(chosen or load_form.DEFAULTS, server)

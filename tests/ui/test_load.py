@@ -616,6 +616,12 @@ def test_commands_are_for_the_attached_server(open_page: OpenPage) -> None:
     assert "--num-prompts 60 --max-concurrency 20 --ignore-eos" in theirs and "--goodput ttft:500 tpot:100" in theirs
 
 
+def test_commands_follow_the_choices(open_page: OpenPage) -> None:
+    _, at = opened(open_page, shots.DONE)
+    at.text_input(key="load_levels_closed").set_value("3").run()
+    assert "--users 3 " in at.code[0].value and "--max-concurrency 3 " in at.code[1].value
+
+
 @pytest.mark.parametrize(
     ("config", "part_of_it"),
     [

@@ -33,8 +33,8 @@ from engine.models import prepare
 from engine.services import open_lab
 
 # Streams → (gap between tokens in ms, tokens, rounds): about 2,000 tokens/s in all, which the fake server and any
-# client can do on one core each; TTFT is 200 ms.
-FAKE_WORK = {20: (10.0, 200, 3), 200: (100.0, 50, 2), 1000: (500.0, 24, 2)}
+# client can do on one core each. The first token comes after 200 ms and up to one gap more.
+FAKE_WORK = {20: (10.0, 200, 3), 200: (100.0, 50, 3), 1000: (500.0, 24, 2)}
 FAKE_TTFT_MS = 200.0
 REAL_USERS, REAL_REQUESTS, REAL_TOKENS = 20, 60, 50
 TARGET_STREAMS, TARGET_SHARE, TARGET_MS, TARGET_CPU_MS = 200, 0.02, 2.0, 0.12
@@ -58,8 +58,8 @@ class TimedServer:
 @contextmanager
 def timed_server(tokens: int, gap_ms: float, ttft_ms: float = FAKE_TTFT_MS) -> Iterator[TimedServer]:
     """Ends with its standard input."""
-    command = [sys.executable, "-m", "tests.fake_openai"]
-    command += ["--tokens", str(tokens), "--gap-ms", str(gap_ms), "--ttft-ms", str(ttft_ms)]
+    command = [sys.executable, "-m", "benchmarks.timed_server", "--tokens", str(tokens)]
+    command += ["--gap-ms", str(gap_ms), "--spread-ms", str(gap_ms), "--ttft-ms", str(ttft_ms)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -132,6 +132,7 @@ def real_report(clients: Sequence[str], tokenizer: Path, rounds: int) -> dict[st
             for name in clients if number % 2 == 0 else reversed(clients):
                 try:
                     found[name].append(asdict(load_clients.run(name, work)[0]))
+                    _say(f"{name}: {found[name][-1]}")
                 except Failed as failure:
                     left_out[name] = str(failure)
     speeds = {name: _middle(one["throughput_tok_s"] for one in every) for name, every in found.items()}

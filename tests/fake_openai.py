@@ -2,8 +2,7 @@
 
 In a test: ``with FakeOpenAI() as fake: …; fake.script = Script(…)``. As a process of its own
 (so that its CPU time isn't the client's): ``python -m tests.fake_openai --tokens 200 --gap-ms 10``;
-it prints its port, answers the line ``report 60`` with what it really sent to the newest 60 requests (JSON), and ends
-when its standard input does.
+it prints its port and ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from types import TracebackType
 from typing import Any, Self
 
@@ -254,24 +252,6 @@ class FakeOpenAI:
         return web.Response()
 
 
-def truth(sent: Sequence[Sent], tokens: int) -> dict[str, Any]:
-    """What was really sent of scripted answers: medians in ms, and perf_counter seconds of the first and the last.
-
-    A client sees these times and the way there and back; the last two writes of an answer are usage and end mark.
-    """
-    texts = [(one.received_s, one.writes_s[-2 - tokens : -2]) for one in sent if len(one.writes_s) >= tokens + 2]
-    if not texts:
-        return {"requests": 0}
-    return {
-        "requests": len(texts),
-        "ttft_p50_ms": median((times[0] - received_s) * 1000 for received_s, times in texts),
-        "tpot_p50_ms": median((times[-1] - times[0]) * 1000 / (tokens - 1) for _, times in texts),
-        "began_s": min(received_s for received_s, _ in texts),
-        "ended_s": max(times[-1] for _, times in texts),
-        "tokens": len(texts) * tokens,
-    }
-
-
 async def _cancel_all() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
@@ -289,9 +269,7 @@ def main() -> None:
     script = Script(tokens=args.tokens, ttft_s=args.ttft_ms / 1000, gap_s=args.gap_ms / 1000)
     with FakeOpenAI(script, port=args.port) as fake:
         print(fake.port, flush=True)
-        for line in sys.stdin:
-            newest = fake.sent[-int(line.removeprefix("report")) :]
-            print(json.dumps(truth(newest, args.tokens)), flush=True)
+        sys.stdin.read()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import streamlit as st
 
@@ -113,10 +114,11 @@ def _space(knobs: Sequence[Knob]) -> dict[str, tuple[Value, ...]]:
 
 
 def _values(knob: Knob) -> tuple[Value, ...]:
-    by_words = {knob.show(value): value for value in knob.values}
+    bare = replace(knob, unit="")  # the label names it once
+    by_words = {bare.show(value): value for value in knob.values}
     suggested = SUGGESTED.get(knob.name, knob.values[:2])
     chosen = st.pills(
-        f"{knob.label} ({knob.name})",
+        f"{knob.label} ({knob.name}{f', {knob.unit}' if knob.unit else ''})",
         list(by_words),
         selection_mode="multi",
         default=[words for words, value in by_words.items() if value in suggested],

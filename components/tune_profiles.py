@@ -21,12 +21,12 @@ def show(services: LabServices) -> None:
     except LabError as error:
         errors.show(error)
         return
-    for profile in found:
-        _row(profiles, profile, server)
     with st.container(horizontal=True, vertical_alignment="center"):
         save_button(services, tune_draft.base_of(server), "Save what runs now" if server.ready else "Save the settings")
         _take_along(tuple(profile for profile in found if not profile.preset))
         _bring_in(profiles)
+    for profile in found:
+        _row(profiles, profile, server)
 
 
 def _row(profiles: Profiles, profile: Profile, server: ServerSnapshot) -> None:

@@ -14,17 +14,31 @@ from engine.tuning.knobs import Value
 from engine.tuning.profiles import WORKSHOP, WORKSHOP_LOAD
 from engine.tuning.study import SHORT_LOAD, Recommendation, StudyConfig, StudyKind, Trial, TuneSnapshot
 
-VIEW_TABLE, VIEW_BARS, VIEW_FRONT, VIEW_KNOBS = "Table", "Bars", "Pareto front", "What matters"
+VIEW_BEST, VIEW_TABLE, VIEW_BARS = "Recommendation", "Table", "Bars"
+VIEW_FRONT, VIEW_KNOBS = "Pareto front", "What matters"
 MOST_BARS = 4
 LIMITS = {"slo_ttft_ms": "ttft", "slo_tpot_ms": "tpot", "slo_e2e_ms": "e2e"}
 
 
 def show(now: TuneSnapshot, server: ServerSnapshot) -> None:
-    """Recommendation first; nothing of it where nothing was measured."""
+    """One view at a time; the recommendation first, where anything was measured."""
+    from components import tune_figures  # Plotly takes a while to import: only where a chart may be drawn
+
+    several = len(tune_figures.measured(now.trials)) > 1
+    first = VIEW_BEST if now.recommendation else VIEW_TABLE
+    views = [first, *([VIEW_BARS, VIEW_FRONT] if several else []), *([VIEW_KNOBS] if now.importance else [])]
+    view = first
+    if len(views) > 1:
+        view = st.segmented_control(
+            "View", views, default=first, required=True, key=f"tune_view_{first}", label_visibility="collapsed"
+        )
+    if view in (VIEW_BARS, VIEW_FRONT, VIEW_KNOBS):
+        _chart(now, view)
+        return
     if now.recommendation is not None:
         with st.container(border=True, key="tune_recommended"):
             _recommended(now, now.recommendation, server)
-    st.fragment(_explore)(now)
+    tune_table.table(now)
 
 
 def _recommended(now: TuneSnapshot, found: Recommendation, server: ServerSnapshot) -> None:
@@ -81,16 +95,9 @@ def _colour(trial: Trial, found: Recommendation) -> str:
     return palette.MEASURES["throughput"] if trial.number == found.trial else palette.NEUTRAL
 
 
-def _explore(now: TuneSnapshot) -> None:
-    from components import tune_figures  # Plotly takes a while to import: only where a chart may be drawn
+def _chart(now: TuneSnapshot, view: str) -> None:
+    from components import tune_figures
 
-    several = len(tune_figures.measured(now.trials)) > 1
-    views = [VIEW_TABLE, *([VIEW_BARS, VIEW_FRONT] if several else []), *([VIEW_KNOBS] if now.importance else [])]
-    view = VIEW_TABLE
-    if len(views) > 1:
-        view = st.segmented_control(
-            "View", views, default=VIEW_TABLE, required=True, key="tune_view", label_visibility="collapsed"
-        )
     chosen = now.recommendation.trial if now.recommendation else None
     if view == VIEW_BARS:
         _plot(tune_figures.bars_figure(now.trials, chosen), tune_figures.trials_alt(now.trials))
@@ -98,12 +105,11 @@ def _explore(now: TuneSnapshot) -> None:
             st.caption(f"The {tune_figures.MOST_BARS} with the most throughput.")
     elif view == VIEW_FRONT:
         limit_ms = now.study.config.slo.ttft_ms if now.study else None
-        _plot(tune_figures.pareto_figure(now.trials, now.pareto, chosen, limit_ms), tune_figures.trials_alt(now.trials))
-    elif view == VIEW_KNOBS:
+        figure = tune_figures.pareto_figure(now.trials, now.pareto, chosen, limit_ms)
+        _plot(figure, tune_figures.trials_alt(now.trials))
+    else:
         _plot(tune_figures.importance_figure(now.importance), tune_figures.importance_alt(now.importance))
         st.caption("Of the settings that were varied, by PED-ANOVA: what the better half has that the others lack.")
-    else:
-        tune_table.table(now)
 
 
 def _plot(figure: object, alt: str) -> None:

@@ -318,7 +318,7 @@ def test_a_grid_is_every_combination_of_the_chosen_values(open_page: OpenPage) -
     lab, at = opened(open_page)
     go_to(at, EXPERIMENTS)
     at.segmented_control(key="tune_kind").set_value("Grid").run()
-    at.pills(key="tune_values_max_num_seqs").set_value(["4 requests", "8 requests"])
+    at.pills(key="tune_values_max_num_seqs").set_value(["4", "8"])
     at.multiselect(key="tune_knobs").set_value(["max_num_seqs", "enable_prefix_caching"]).run()
     at.number_input(key="tune_slo_slo_ttft_ms").set_value(400.0).run()
     assert "4 configurations" in said(at)
@@ -416,7 +416,7 @@ def test_the_recommended_configuration_sets_the_knobs(open_page: OpenPage) -> No
 @pytest.mark.parametrize("view", ["Bars", "Pareto front", "What matters"])
 def test_every_view_has_words_for_its_picture(open_page: OpenPage, view: str) -> None:
     _, at = opened(open_page, tuned.FOUND)
-    at.segmented_control(key="tune_view").set_value(view).run()
+    at.segmented_control(key="tune_view_Recommendation").set_value(view).run()
     assert not at.exception
     words = said(at)
     assert ("max_num_seqs): 94%" if view == "What matters" else "308 tok/s, TTFT p95 410 ms") in words

@@ -80,7 +80,7 @@ def test_one_click_goes_back_to_the_last_configuration(app: App, page: Page) -> 
     page.get_by_role("button", name="Back to the last configuration").click()
     wait_for("another server", lambda: (now := app.record()) is not None and now.ready and now.pid != before.pid, 200)
     slider = page.locator("[class*='st-key-tune_max_num_seqs']")
-    expect(slider).to_contain_text("32 requests", timeout=PAGE_MS)
+    expect(slider.first).to_contain_text("32 requests", timeout=PAGE_MS)
 
 
 def test_the_trials_are_saved_runs(app: App, page: Page) -> None:

@@ -77,12 +77,13 @@ class ForkedGuard:
         self._pidfd = os.pidfd_open(pid)
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):  # it has ended
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self) -> None:
         select.select([self._pidfd], [], [])
-        os.close(self._pidfd)
+        ended, self._pidfd = self._pidfd, -1
+        os.close(ended)
 
 
 class WarmStarts:

@@ -81,7 +81,7 @@ class ForkedGuard:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self) -> None:
-        select.select([self._pidfd], [], [])
+        _readable(self._pidfd, None)
         ended, self._pidfd = self._pidfd, -1
         os.close(ended)
 
@@ -148,6 +148,13 @@ def can_fork(launch: Launch) -> bool:
     only on a CPU: a launch for a GPU does not preload it.
     """
     return launch.argv[:2] == (sys.executable, "-m") and OPENMP in launch.env.get("LD_PRELOAD", "")
+
+
+def _readable(fd: int, timeout_s: float | None) -> bool:
+    """``poll`` and not ``select``, which takes no descriptor from 1024 on."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
 
 class _Unfit(Exception):
@@ -229,9 +236,10 @@ class _Zygote:
 
     def _receive(self, timeout_s: float) -> bytes | None:
         """A message, b"" when the other end is gone, None when time is up."""
-        readable, _, _ = select.select([self._socket], [], [], timeout_s)
+        if not _readable(self._socket.fileno(), timeout_s):
+            return None
         with contextlib.suppress(ConnectionResetError):
-            return self._socket.recv(MESSAGE_BYTES) if readable else None
+            return self._socket.recv(MESSAGE_BYTES)
         return b""
 
     def end(self) -> None:

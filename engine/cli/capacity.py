@@ -112,13 +112,13 @@ def _typical(arguments: argparse.Namespace, shape: ModelShape) -> tuple[int, int
 
 def _positive(name: str, value: int) -> int:
     if not 1 <= value <= MOST:
-        raise ConfigError(f"{name} is {value}.", "Use a whole number of at least 1.")
+        raise ConfigError(f"{name} is {value}.", f"Use a whole number from 1 to {MOST:,}.")
     return value
 
 
 def _bytes(name: str, gib: float) -> int:
     if not 0 <= gib <= MOST:  # neither is what is no number
-        raise ConfigError(f"{name} is {gib}.", "Give a size in GiB.")
+        raise ConfigError(f"{name} is {gib}.", f"Give a size in GiB, from 0 to {MOST:,}.")
     return int(gib * GIB)
 
 

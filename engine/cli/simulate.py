@@ -11,6 +11,7 @@ from typing import Any
 
 from engine.cli.common import Answer, add_verb
 from engine.config import ALLOCATORS, WORKLOADS, Settings, SimulationConfig
+from engine.errors import ConfigError
 from engine.kv.presets import PRESETS, preset
 from engine.kv.simulate import simulate
 from engine.kv.traces import fitting, read_trace
@@ -52,14 +53,22 @@ def config_of(arguments: argparse.Namespace) -> SimulationConfig:
     changes = {name: value for name in NUMBERS if (value := getattr(arguments, name)) is not None}
     if arguments.allocators is not None:
         changes["allocators"] = tuple(word.strip() for word in arguments.allocators.split(","))
-    for source in ("trace", "typed"):
-        if getattr(arguments, source) is not None:
-            changes |= {"workload": source, source: getattr(arguments, source)}
-    if arguments.workload is not None:
-        changes["workload"] = arguments.workload
+    changes |= _requests_of(arguments)
     if arguments.preset is None and "workload" in changes:
         return replace(_own_defaults(changes), **changes)
     return preset(arguments.preset or "lab", **changes)
+
+
+def _requests_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Where the requests come from; raises ConfigError where a file or a list that was given would not be used."""
+    given = {name: getattr(arguments, name) for name in ("trace", "typed") if getattr(arguments, name) is not None}
+    workloads = {*given, *([arguments.workload] if arguments.workload is not None else [])}
+    if len(workloads) > 1:
+        raise ConfigError(
+            f"Requests from {' and '.join(sorted(workloads))} at once can't be simulated.",
+            "Give one of --trace, --typed and --workload.",
+        )
+    return given | ({"workload": workloads.pop()} if workloads else {})
 
 
 def _own_defaults(changes: dict[str, Any]) -> SimulationConfig:

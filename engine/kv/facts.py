@@ -17,12 +17,13 @@ import yaml
 from engine.config import Settings
 from engine.environment import GIB
 from engine.errors import LabError, ModelOffline, ModelUnusable
-from engine.kv.shape import ModelShape, read_config, text_config
+from engine.kv.shape import LARGEST, ModelShape, model_type, read_config, text_config
 from engine.model_fetch import hub_answers, hub_errors
 from engine.models import INDEX, find_ready
 
 KNOWN_FILE = Path(__file__).with_name("known_models.yaml")
 LOADED_BYTES = 2
+MOST_BYTES = 2**60
 # Their decoder layers are attention, a gated MLP and two norms, so that the sizes say how many numbers they hold.
 GATED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
@@ -131,7 +132,7 @@ def _from_hub(model: str) -> ModelFacts:
 def _indexed_bytes(index: Path) -> int | None:
     metadata = read_config(index).get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
-    return int(total) if isinstance(total, int | float) and total > 0 else None
+    return int(total) if isinstance(total, int | float) and 0 < total <= MOST_BYTES else None
 
 
 def _weights(config: Mapping[str, Any], size: int | None, words: str) -> Weights:
@@ -154,7 +155,7 @@ def parameters(config: Mapping[str, Any]) -> int | None:
     """How many numbers a dense Llama-like checkpoint holds; None for another kind, or where the config is silent."""
     values = text_config(config)
     sizes = [values.get(key) for key in ("vocab_size", "hidden_size", "intermediate_size")]
-    if values.get("model_type") not in GATED or not all(type(size) is int and size > 0 for size in sizes):
+    if model_type(values) not in GATED or not all(type(size) is int and 0 < size <= LARGEST for size in sizes):
         return None
     with contextlib.suppress(LabError):
         shape = ModelShape.from_config(config)

@@ -74,6 +74,9 @@ LENGTH_KEYS = (
 # Rotary scalings of which max_position_embeddings is the result already.
 SCALED_ALREADY = ("default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 UNKNOWN_REMEDY = "Choose another model, or give the sizes yourself."
+# Larger than any model's: beyond it a config is damaged, and its numbers would be no lengths of lists.
+LARGEST = 2**31 - 1
+LONGEST_SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -148,12 +151,14 @@ class ModelShape:
 
 
 def max_length(config: Mapping[str, Any]) -> int | None:
-    """The longest sequence (tokens) the model takes, as vLLM works it out; None where the config does not say."""
+    """The longest sequence (tokens) the model takes, as vLLM works it out; None where the config names none."""
     values = text_config(config)
-    lengths = {key: value for key in (OWN_LENGTH, *LENGTH_KEYS) if type(value := values.get(key)) is int and value > 0}
+    named = {key: values.get(key) for key in (OWN_LENGTH, *LENGTH_KEYS)}
+    lengths = {key: value for key, value in named.items() if type(value) is int and 0 < value <= LARGEST}
     if not lengths:
         return None
-    return int((lengths.get(OWN_LENGTH) or min(lengths.values())) * _rope_factor(values))
+    longest = (lengths.get(OWN_LENGTH) or min(lengths.values())) * _rope_factor(values)
+    return int(longest) if longest <= LARGEST else None
 
 
 def _rope_factor(values: Mapping[str, Any]) -> float:
@@ -164,7 +169,7 @@ def _rope_factor(values: Mapping[str, Any]) -> float:
     kinds = [scaling, *(value for value in scaling.values() if isinstance(value, Mapping))]
     stretching = [kind for kind in kinds if kind.get("rope_type", kind.get("type")) not in SCALED_ALREADY]
     factors = [kind.get("factor") for kind in stretching]
-    return max([1.0, *(float(factor) for factor in factors if isinstance(factor, int | float))])
+    return max([1.0, *(float(min(factor, LARGEST)) for factor in factors if isinstance(factor, int | float))])
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -173,11 +178,16 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return text if isinstance(text, Mapping) else config
 
 
+def model_type(config: Mapping[str, Any]) -> str:
+    """The name of the architecture's family; "None" where there is none."""
+    return str(config.get("model_type"))
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """A model's ``config.json``; raises ModelUnusable."""
     try:
         values = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelUnusable(f"{path.name} of the model can't be read: {error}", "Download the model again.") from error
     if not isinstance(values, dict):
         raise ModelUnusable(f"{path.name} of the model does not hold an object.", "Download the model again.")
@@ -185,7 +195,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _refuse_other_layers(values: Mapping[str, Any]) -> None:
-    kind = str(values.get("model_type"))
+    kind = model_type(values)
     if any(values.get(key) for key in LATENT_ATTENTION_KEYS) and kind not in LATENT_TYPES:
         raise _not_known(f"multi-head latent attention (MLA) and of the type {kind}")
     for what, keys in OTHER_LAYERS.items():
@@ -198,7 +208,7 @@ def _refuse_other_layers(values: Mapping[str, Any]) -> None:
 
 def _window(values: Mapping[str, Any], layers: int) -> tuple[int | None, int]:
     """The sliding window (tokens) and how many layers have it."""
-    kind = str(values.get("model_type"))
+    kind = model_type(values)
     window = _first(values, ("sliding_window",)) if values.get("sliding_window") else None
     listed = values.get("layer_types")
     if listed is not None and not (isinstance(listed, list) and len(listed) == layers):
@@ -236,7 +246,7 @@ def _kv_heads(values: Mapping[str, Any], heads: int) -> int:
     if values.get("multi_query") and not values.get("new_decoder_architecture"):
         return 1
     named = _first(values, KV_HEAD_KEYS)
-    if named is None and values.get("model_type") in KV_HEADS_ARE_NAMED:
+    if named is None and model_type(values) in KV_HEADS_ARE_NAMED:
         raise _missing("num_key_value_heads")
     return named or heads
 
@@ -250,7 +260,7 @@ def _head_size(values: Mapping[str, Any], heads: int) -> int:
     explicit = _first(values, ("head_dim", "hidden_size_per_head"))
     if explicit is not None:
         return explicit
-    if values.get("model_type") in HEAD_SIZE_IS_NAMED:
+    if model_type(values) in HEAD_SIZE_IS_NAMED:
         raise _missing("head_dim")
     width = _required(values, WIDTH_KEYS)
     if width % heads:
@@ -265,6 +275,11 @@ def _required(values: Mapping[str, Any], names: tuple[str, ...]) -> int:
     return found
 
 
+def _shown(value: object) -> str:
+    words = repr(value)
+    return words if len(words) <= LONGEST_SHOWN else words[:LONGEST_SHOWN] + "…"
+
+
 def _missing(name: str) -> ConfigError:
     return ConfigError(f"The model's config does not say {name}.", UNKNOWN_REMEDY)
 
@@ -275,7 +290,10 @@ def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
         value = values.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"The model's config has {name} = {value!r}.", "It must be a positive whole number.")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+            raise ConfigError(
+                f"The model's config has {name} = {_shown(value)}.",
+                f"It must be a positive whole number of at most {LARGEST:,}.",
+            )
         return value
     return None

@@ -45,11 +45,17 @@ def read_trace(path: str, *, timed: bool) -> list[Row]:
         with open(path, newline="", encoding="utf-8-sig") as lines:
             rows = list(_parse(lines, name, timed))
     except (OSError, ValueError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = _reason(error)
         raise ConfigError(f"The trace {name} can't be read: {reason}.", "Give a CSV file of text. " + FORMAT) from error
     if not rows:
         raise ConfigError(f"The trace {name} has no rows.", FORMAT)
     return sorted(rows, key=lambda row: row.arrival or 0.0)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    return getattr(error, "strerror", None) or str(error)
 
 
 def fitting(rows: Sequence[Row]) -> tuple[int, int]:
@@ -92,7 +98,7 @@ def _require_plain_file(path: Path) -> None:
 
 
 def _parse(lines: Iterable[str], name: str, timed: bool) -> Iterator[Row]:
-    reader = csv.DictReader(lines)
+    reader = csv.DictReader(lines, skipinitialspace=True)
     wanted = (ARRIVAL, *COLUMNS) if timed else COLUMNS
     missing = [column for column in wanted if column not in (reader.fieldnames or ())]
     if missing:

@@ -27,6 +27,8 @@ GENERATION_TOKENS = ("vllm:generation_tokens_total",)
 PREEMPTIONS = ("vllm:num_preemptions_total",)
 ITERATIONS = ("vllm:iteration_tokens_total_count",)
 CACHE_CONFIG = "vllm:cache_config_info"
+# Beyond it a float no longer counts in ones: no server has counted that far. Nor is it true of nan.
+LARGEST = 2**53
 NAME_END = re.compile(r"[{\s]")
 WANTED = frozenset(
     {
@@ -96,7 +98,7 @@ def parse(text: str) -> ServerMetrics:
     return ServerMetrics(
         running=_whole(samples, RUNNING),
         waiting=_whole(samples, WAITING),
-        kv_cache_usage=_first(samples, KV_USAGE, _mean),
+        kv_cache_usage=_share(_first(samples, KV_USAGE, _mean)),
         prefix_queries=_whole(samples, PREFIX_QUERIES),
         prefix_hits=_whole(samples, PREFIX_HITS),
         prompt_tokens=_whole(samples, PROMPT_TOKENS),
@@ -131,7 +133,7 @@ def _parse_line(line: str) -> list[Sample]:
 def _add(collected: _Samples, sample: Sample) -> None:
     if sample.name == CACHE_CONFIG:
         collected.cache_config = collected.cache_config or dict(sample.labels)
-    elif math.isfinite(sample.value):
+    elif abs(sample.value) <= LARGEST:
         collected.values.setdefault(sample.name, []).append(sample.value)
 
 
@@ -157,7 +159,11 @@ def _label_number(samples: _Samples, name: str) -> float | None:
         value = float(samples.cache_config.get(name, ""))
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if abs(value) <= LARGEST else None
+
+
+def _share(value: float | None) -> float | None:
+    return value if value is not None and 0 <= value <= 1 else None
 
 
 def _label(samples: _Samples, name: str) -> int | None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine.errors import ConfigError, ModelUnusable
 from engine.kv.capacity import KV_DTYPES, KvPlan, KvSetup, LayerGroup, ModelShape, max_length, read_config
-from engine.kv.facts import known_models
+from engine.kv.facts import ModelFacts, Weights, known_models, parameters
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONFIGS = {path.stem: path for path in sorted((ROOT / "tests/fixtures/configs").glob("*.json"))}
@@ -187,7 +187,7 @@ def test_the_longest_sequence_is_what_vllm_takes_for_it(config: dict[str, Any], 
     assert max_length(config) == longest
 
 
-@pytest.mark.parametrize("length", [0, -1, "2048", True, 1.5])
+@pytest.mark.parametrize("length", [0, -1, "2048", True, 1.5, 10**30])
 def test_a_length_that_is_none_says_nothing(length: Any) -> None:
     assert max_length({"max_position_embeddings": length}) is None
     assert max_length({"max_position_embeddings": length, "n_positions": 1024}) == 1024
@@ -248,6 +248,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a fraction": (llama(2, 4, 4, 64, head_dim=64.5), "head_dim = 64.5"),
     "heads by layer": (llama(2, 4, 4, 64) | {"num_kv_heads": [2, 4]}, "num_kv_heads = [2, 4]"),
     "nothing": ({}, "num_hidden_layers"),
+    "more layers than anything has": (llama(2**31, 4, 4, 64), "num_hidden_layers = 2147483648"),
+    "a page of digits": (llama(2, 4, 4, 64, head_dim="6" * 5000), "head_dim = '6666"),
 }
 
 
@@ -257,7 +259,40 @@ def test_what_is_not_known_for_sure_is_refused(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         kv_bytes_per_token(config)
     assert words in caught.value.cause
+    assert len(caught.value.cause) < 300
     assert caught.value.remedy
+
+
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.floats()
+    | st.integers(-5, 5)
+    | st.integers(min_value=10**20)
+    | st.just(10**400)
+    | st.sampled_from(["llama", "mistral", "deepseek_v2", "full_attention", "linear", "8"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["factor", "type"]), inner),
+)
+CONFIG_KEYS = (
+    *("model_type", "text_config", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size"),
+    *("head_dim", "sliding_window", "layer_types", "use_sliding_window", "sliding_window_pattern", "v_head_dim"),
+    *("max_position_embeddings", "model_max_length", "rope_scaling", "rope_parameters", "kv_lora_rank", "vocab_size"),
+    *("qk_rope_head_dim", "intermediate_size", "torch_dtype", "quantization_config", "tie_word_embeddings"),
+)
+
+
+@given(values=st.dictionaries(st.sampled_from(CONFIG_KEYS), ANYTHING, min_size=1, max_size=4))
+def test_whatever_a_config_holds_is_read_or_refused(values: dict[str, Any]) -> None:
+    config = llama(4, 8, 2, 64, model_type="llama", vocab_size=100, intermediate_size=256) | values
+    facts = ModelFacts("any", config, "a test", Weights(parameters(config), ""))
+    assert facts.own_kv_format is None or facts.own_kv_format
+    try:
+        shape = facts.shape()
+    except ConfigError as error:
+        assert error.remedy
+    else:
+        assert shape.kv_bytes_per_token > 0
+        assert shape.max_length is None or 0 < shape.max_length < 2**31
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 8])
@@ -271,7 +306,7 @@ def test_a_config_file_is_read() -> None:
     assert ModelShape.from_config_file(CONFIGS["smollm2-135m"], 4).kv_bytes_per_token == 46_080
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[1, 2]", '"text"'])
+@pytest.mark.parametrize("text", [None, "", "{", "[1, 2]", '"text"', "[" * 100_000])
 def test_a_config_file_that_can_not_be_read_is_refused(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "config.json"
     if text is not None:

@@ -94,6 +94,8 @@ def test_as_text_it_is_a_table_and_the_notes(capsys: pytest.CaptureFixture[str])
         (("--workload", "trace"), "No trace file was given."),
         (("--memory-tokens", "-5"), "memory_tokens is -5."),
         (("--watermark", "nan"), "watermark is nan."),
+        (("--typed", "1 2", "--trace", "a.csv"), "Requests from trace and typed at once can't be simulated."),
+        (("--typed", "1 2", "--workload", "lab"), "Requests from lab and typed at once can't be simulated."),
     ],
 )
 def test_bad_input_is_one_document_with_a_remedy(

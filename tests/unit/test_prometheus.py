@@ -115,6 +115,19 @@ def test_no_line_can_break_it(rest: str) -> None:
     assert parse(f"vllm:num_requests_running{rest}\n" + NEW).waiting == 2
 
 
+@pytest.mark.parametrize("value", ["1e308", "-1e308", "nan", "inf", "1e20"])
+def test_a_number_that_can_not_be_counts_as_unknown(value: str) -> None:
+    text = "".join(
+        f"vllm:{name} {value}\nvllm:{name} {value}\n" for name in ("num_requests_running", "kv_cache_usage_perc")
+    )
+    assert parse(f'{text}vllm:cache_config_info{{num_gpu_blocks="{value}"}} 1.0\n') == ServerMetrics()
+
+
+@pytest.mark.parametrize("share", ["-0.1", "1.1", "700"])
+def test_a_cache_is_never_fuller_than_full(share: str) -> None:
+    assert parse(f"vllm:kv_cache_usage_perc {share}\n").kv_cache_usage is None
+
+
 def test_another_engine() -> None:
     assert parse("sglang:num_running_reqs 1.0\nllamacpp:requests_processing 2\n") == ServerMetrics()
 

@@ -188,6 +188,11 @@ def test_bad_traces(tmp_path: Path, text: str, cause: str) -> None:
     assert caught.value.remedy
 
 
+def test_spaces_after_commas_do_not_matter(tmp_path: Path) -> None:
+    text = "arrival_s, input_tokens, output_tokens\n0.5, 30, 4\n"
+    assert read_trace(write(tmp_path, text), timed=True) == [(0.5, 30, 4)]
+
+
 def test_files_that_are_no_traces(tmp_path: Path) -> None:
     (tmp_path / "picture.csv").write_bytes(b"\x89PNG\xff\xfe\x00")
     for path, cause in (
@@ -199,8 +204,10 @@ def test_files_that_are_no_traces(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             read_trace(path, timed=False)
         assert caught.value.cause == cause
-    with pytest.raises(ConfigError, match="The trace picture.csv can't be read"):
-        read_trace(str(tmp_path / "picture.csv"), timed=False)
+    (tmp_path / "sheet.csv").write_text(HEADER + "0,5,3\n", "utf-16")
+    for name in ("picture.csv", "sheet.csv"):
+        with pytest.raises(ConfigError, match=f"The trace {name} can't be read: it is not UTF-8 text."):
+            read_trace(str(tmp_path / name), timed=False)
     with pytest.raises(ConfigError, match="can't be read"):
         read_trace("nul\0byte", timed=False)
 

@@ -6,16 +6,25 @@ import argparse
 from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-from engine.cli.common import Answer, add_endpoint, add_verb, attach, closing, number, require_model, say
+from engine.cli.common import (
+    Answer,
+    add_endpoint,
+    add_verb,
+    attach,
+    closing,
+    number,
+    numbers,
+    require_model,
+    say,
+    write_file,
+)
 from engine.config import LENGTH_SHAPES, LOAD_PROFILES, LOAD_PROMPTS, LoadTestConfig, ServerConfig, Settings
-from engine.errors import ConfigError, LabError
-from engine.load.export import to_csv, to_vllm_bench
+from engine.errors import ConfigError
+from engine.load.export import to_csv, vllm_bench_lines
 from engine.load.results import LoadSnapshot, LoadState
 from engine.services import LabServices, open_beside
-from engine.store import to_json
 
 SLO_NAMES = ("ttft", "tpot", "e2e")
 OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
@@ -51,7 +60,9 @@ def register(verbs: Any) -> None:
     verb.add_argument("--timeout", type=float, help="seconds that one request may take")
     verb.add_argument("--slo", help="limits in ms that a good request meets, like ttft=500,tpot=100,e2e=5000")
     verb.add_argument("--save-csv", metavar="FILE", help="also write a table, one line a level")
-    verb.add_argument("--save-vllm-bench", metavar="FILE", help="also write what vllm bench serve would save")
+    verb.add_argument(
+        "--save-vllm-bench", metavar="FILE", help="also write what vllm bench serve would save, an object a line"
+    )
     verb.add_argument("--model", help="what to serve where no server runs yet")
     add_endpoint(verb)
 
@@ -64,13 +75,13 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> Answer:
             attach(services, arguments)
         require_model(services, arguments.model)
         ended = _measure(services, config, ServerConfig(model=arguments.model) if arguments.model else None)
-        _save_files(arguments, services, config, ended)
+        problem = _save_files(arguments, services, config, ended)
     answer = without_samples(ended.results.to_dict()) | {"state": ended.state.value, "run_id": ended.run_id}
     if ended.error:
-        if not arguments.json and ended.levels:
-            print(_text(answer))
-        answer |= {"error": ended.error, "remedy": ended.remedy}
-    return answer, ended.state == LoadState.DONE and not ended.error
+        problem = {"error": ended.error, "remedy": ended.remedy}
+    if problem and not arguments.json and ended.levels:
+        print(_text(answer))
+    return answer | problem, ended.state == LoadState.DONE and not problem
 
 
 def without_samples(results: dict[str, Any]) -> dict[str, Any]:
@@ -116,16 +127,16 @@ def _measure(services: LabServices, config: LoadTestConfig, server: ServerConfig
 
 def _save_files(
     arguments: argparse.Namespace, services: LabServices, config: LoadTestConfig, ended: LoadSnapshot
-) -> None:
+) -> dict[str, Any]:
+    """What went wrong with the last one that did, as a part of the answer."""
+    problem: dict[str, Any] = {}
     endpoint = services.supervisor.snapshot().endpoint
     now = datetime.now().strftime("%Y%m%d-%H%M%S")
-    bench = to_vllm_bench(ended.results, config, endpoint.model if endpoint else "", now)
-    for path, text in ((arguments.save_csv, to_csv(ended.results)), (arguments.save_vllm_bench, to_json(bench))):
+    bench = vllm_bench_lines(ended.results, config, endpoint.model if endpoint else "", now)
+    for path, text in ((arguments.save_csv, to_csv(ended.results)), (arguments.save_vllm_bench, bench)):
         if path:
-            try:
-                Path(path).write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise LabError(f"{path} can't be written: {error}.", "Give another file.") from error
+            problem |= write_file(path, text)
+    return problem
 
 
 def slo_limits(text: str | None) -> dict[str, float]:
@@ -142,13 +153,6 @@ def slo_limits(text: str | None) -> dict[str, float]:
             raise ConfigError(f"{part!r} is no limit.", "Write it like ttft=500,tpot=100,e2e=5000, in ms.")
         found[f"slo_{name.strip()}_ms"] = limit_ms
     return found
-
-
-def numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
-    try:
-        return [kind(word) for word in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"{text!r} is not a list of numbers.", "Write it like 1,5,10,20.") from None
 
 
 def _text(answer: dict[str, Any]) -> str:

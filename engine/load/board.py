@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict, deque
@@ -215,26 +216,30 @@ class LoadBoard:
         return min(1.0, (done + current) / len(self._levels))
 
     def _left_s(self) -> float | None:
-        """By the pace so far: this level by its own, the next ones by the requests per second of the last."""
+        """By the pace so far: this level by its own, the next ones by that of the newest that has one."""
         level, done = self._running, len(self._level_s)
         share = level.share()
         if level.level is None or (not share and not done):
             return None
-        pace_s = self._pace_s(level, share)
+        pace_s, users = self._pace(level)
         left_s = level.at_s * (1 - share) / share if share and level.index == done else 0.0
         later = self._levels[done + (1 if share else 0) :]
-        return left_s + sum(_expected_s(one, pace_s) for one in later)
+        return left_s + sum(_expected_s(one, pace_s, users) for one in later)
 
-    def _pace_s(self, level: _Running, share: float) -> float:
-        """Seconds per request, of this level once it has some, else of the last one."""
-        if level.done:
-            return level.at_s / level.done
+    def _pace(self, level: _Running) -> tuple[float, int]:
+        """Seconds per request and the users they are from: of this level once it has some, else of the last one."""
+        if level.level is not None and level.done and not level.warming_up:
+            return level.at_s / level.done, level.level.users or 1
         last = self.results.levels[-1] if self.results.levels else None
-        return last.wall_s / last.requests_ok if last and last.wall_s and last.requests_ok else 0.0
+        if last is None or not last.wall_s or not last.requests_ok:
+            return 0.0, 1
+        return last.wall_s / last.requests_ok, last.users or 1
 
 
-def _expected_s(level: Level, pace_s: float) -> float:
-    """``pace_s`` is seconds per request, where only the server decides."""
+def _expected_s(level: Level, pace_s: float, users: int) -> float:
+    """Seconds of a level to come. More users may gain nothing or as much as they are more: the geometric middle."""
     if level.arrivals_s is not None and any(level.arrivals_s):
         return level.arrivals_s[-1]
-    return level.duration_s if level.duration_s is not None else (level.requests or 0) * pace_s
+    if level.duration_s is not None:
+        return level.duration_s
+    return (level.requests or 0) * pace_s * math.sqrt(users / (level.users or users))

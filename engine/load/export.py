@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from typing import Any
 
 from engine.config import LoadTestConfig
@@ -32,6 +33,11 @@ def to_vllm_bench(results: LoadResults, config: LoadTestConfig, model: str, date
     ``date`` is like 20260131-235959. What our settings have no equivalent of is None.
     """
     return [_bench(level, config, model, date) for level in results.levels]
+
+
+def vllm_bench_lines(results: LoadResults, config: LoadTestConfig, model: str, date: str = "") -> str:
+    """As ``--append-result`` writes them, an object a line: with one level the file of ``--save-result``."""
+    return "\n".join(json.dumps(level) for level in to_vllm_bench(results, config, model, date))
 
 
 def _row(level: LevelResult) -> dict[str, Any]:

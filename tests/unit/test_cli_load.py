@@ -146,7 +146,7 @@ def test_files_are_written_beside_it(run: Callable[..., tuple[int, str]], fake: 
     code, _ = run(*words, "--save-csv", str(table), "--save-vllm-bench", str(bench), "--json")
     assert code == 0
     assert [row["users"] for row in csv.DictReader(table.read_text().splitlines())] == ["1", "2"]
-    assert [one["completed"] for one in json.loads(bench.read_text())] == [4, 4]
+    assert [json.loads(line)["completed"] for line in bench.read_text().splitlines()] == [4, 4]
     code, out = run(*words, "--save-csv", str(tmp_path / "missing" / "a.csv"), "--json")
     assert code == 1 and "can't be written" in json.loads(out)["error"]
 

@@ -167,7 +167,7 @@ def test_the_time_left_counts_levels_by_their_arrivals_their_seconds_or_the_pace
     for config, expected in (
         (LoadTestConfig(profile="constant", rates=(1.0, 2.0), duration_s=10), 9.5),
         (LoadTestConfig(users=(1, 2), duration_s=10), 10),
-        (LoadTestConfig(users=(1, 2), requests=20), 20 * 0.5),
+        (LoadTestConfig(users=(1, 4), requests=20), 20 * 0.5 / 2),  # between no gain and a fourfold one
     ):
         board, levels = LoadBoard(config), levels_of(config)
         board.plan(levels)

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from engine.config import Settings
@@ -101,7 +102,25 @@ def say(message: str) -> None:
 
 
 def number(value: float | None, unit: str) -> str:
-    return "—" if value is None else f"{value:,.1f} {unit}"
+    """1,234.5 with its unit; counts without places."""
+    return "—" if value is None else f"{value:,} {unit}" if isinstance(value, int) else f"{value:,.1f} {unit}"
+
+
+def numbers(text: str, kind: Callable[[str], Any] = int) -> list[Any]:
+    """A list like 1,5,10; raises ConfigError."""
+    try:
+        return [kind(word) for word in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a list of numbers.", "Write it like 1,5,10,20.") from None
+
+
+def write_file(path: str, text: str) -> dict[str, str]:
+    """Nothing where it is written; else why not, as a part of the answer: what was measured must not be lost for it."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        return {"error": f"{path} can't be written: {error.strerror or error}.", "remedy": "Give another file."}
+    return {}
 
 
 def add_endpoint(verb: argparse.ArgumentParser) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from engine.cli.common import Answer, add_endpoint, add_verb, attach, closing, number, require_model, say
+from engine.cli.common import Answer, add_endpoint, add_verb, attach, closing, number, numbers, require_model, say
 from engine.config import CompareConfig, ServerConfig, Settings
-from engine.errors import ConfigError
 from engine.services import open_beside
 
 
@@ -29,7 +28,7 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> Answer:
         prompt=arguments.prompt,
         max_tokens=arguments.max_tokens,
         repeats=arguments.repeats,
-        users=tuple(_numbers(arguments.users)),
+        users=tuple(numbers(arguments.users)),
         engines=tuple(word.strip() for word in arguments.engines.split(",")),
         static_batch=not arguments.no_static_batch,
         eager_against_graphs=arguments.eager,
@@ -42,13 +41,6 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> Answer:
         server = ServerConfig(model=arguments.model) if arguments.model else None
         results = services.compare.run_blocking(config, server, progress=say)
         return results.to_dict(), True
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"{text!r} is not a list of numbers.", "Write it like 1,5,10.") from None
 
 
 def _text(answer: dict[str, Any]) -> str:

@@ -5,17 +5,27 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import fields, replace
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
-from engine.cli.common import Answer, add_verb, closing, number, say
+from engine.cli.common import Answer, add_verb, closing, number, say, write_file
 from engine.cli.load import slo_limits
 from engine.config import LoadTestConfig, ServerConfig, Settings
-from engine.errors import ConfigError, LabError
+from engine.errors import ConfigError
 from engine.services import LabServices, open_beside
+from engine.tuning.grid import combinations
 from engine.tuning.knobs import KNOBS, NAMES, Value, in_words
 from engine.tuning.profiles import WORKSHOP, WORKSHOP_LOAD
-from engine.tuning.study import SHORT_LOAD, Sampler, StudyConfig, StudyKind, StudyState, TrialState, TuneSnapshot
+from engine.tuning.study import (
+    MOST_TRIALS,
+    SHORT_LOAD,
+    Sampler,
+    StudyConfig,
+    StudyKind,
+    StudyState,
+    TrialState,
+    TuneSnapshot,
+)
 
 # What a search varies where nothing is named: they decide who waits and who shares a step, and need no reloading of
 # other weights.
@@ -57,14 +67,14 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> Answer:
         say(services.tuning.estimate(config or _study_to_resume(services)).words)
         ended = _tried(services, config)
     answer = answer_of(ended)
-    if arguments.save_yaml and ended.recommendation:
-        _write(arguments.save_yaml, ended.recommendation.yaml)
     worked = ended.state == StudyState.DONE and any(trial.done for trial in ended.trials)
-    if ended.error or not worked:
-        if not arguments.json:
-            print(_text(answer))
-        answer |= _what_is_wrong(ended)
-    return answer, worked and not ended.error
+    problem = _what_is_wrong(ended) if ended.error or not worked else {}
+    if arguments.save_yaml and ended.recommendation:
+        unwritten = write_file(arguments.save_yaml, ended.recommendation.yaml)
+        problem = problem or unwritten
+    if problem and not arguments.json:
+        print(_text(answer))
+    return answer | problem, not problem
 
 
 def config_of(arguments: argparse.Namespace) -> StudyConfig:
@@ -151,9 +161,7 @@ def _tried(services: LabServices, config: StudyConfig | None) -> TuneSnapshot:
 
 def _plan(services: LabServices, config: StudyConfig) -> dict[str, Any]:
     """What each restart would do; of a search, the first ones of the space."""
-    from engine.tuning.grid import combinations
-
-    changes = config.candidates or [one for one, _ in zip(combinations(config.space), range(50), strict=False)]
+    changes = config.candidates or islice(combinations(config.space), MOST_TRIALS)
     predicted = [{"changes": dict(one)} | services.tuning.predict(config.base, one).to_dict() for one in changes]
     expected = services.tuning.estimate(config)
     return {"plan": predicted, "estimate": vars(expected) | {"words": expected.words}}
@@ -180,13 +188,6 @@ def _what_is_wrong(ended: TuneSnapshot) -> dict[str, str]:
         return {"error": "Interrupted.", "remedy": "Go on with --resume."}
     failed = next((trial for trial in ended.trials if trial.error), None)
     return {"error": failed.error if failed else "Nothing was measured.", "remedy": failed.remedy if failed else ""}
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise LabError(f"{path} can't be written: {error}.", "Give another file.") from error
 
 
 def _text(answer: dict[str, Any]) -> str:

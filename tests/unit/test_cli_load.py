@@ -148,7 +148,9 @@ def test_files_are_written_beside_it(run: Callable[..., tuple[int, str]], fake: 
     assert [row["users"] for row in csv.DictReader(table.read_text().splitlines())] == ["1", "2"]
     assert [json.loads(line)["completed"] for line in bench.read_text().splitlines()] == [4, 4]
     code, out = run(*words, "--save-csv", str(tmp_path / "missing" / "a.csv"), "--json")
-    assert code == 1 and "can't be written" in json.loads(out)["error"]
+    answer = json.loads(out)
+    assert code == 1 and "can't be written: No such file" in answer["error"]
+    assert [level["requests_ok"] for level in answer["levels"]] == [4, 4]
 
 
 def test_failures_are_counted_and_said(run: Callable[..., tuple[int, str]], fake: FakeOpenAI) -> None:

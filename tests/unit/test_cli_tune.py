@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,7 @@ from engine.services import LabServices
 from engine.tuning.profiles import WORKSHOP, WORKSHOP_LOAD
 from engine.tuning.study import (
     SHORT_LOAD,
+    Recommendation,
     Sampler,
     Study,
     StudyConfig,
@@ -132,6 +135,26 @@ def test_a_study_that_is_done_answers_with_its_trials(scripted: Any, capsys: pyt
     assert [one["level"]["throughput_tok_s"] for one in answer["trials"]] == [100, 200]
     assert answer["trials"][0]["level"]["ttft_p95_ms"] == 300 and answer["trials"][0]["level"]["samples"] == []
     assert (answer["state"], answer["study"]) == ("done", "1")
+
+
+def test_a_file_that_can_not_be_written_costs_no_result(
+    scripted: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    found = Recommendation(0, "Choose it.", True, ServerConfig(), yaml="max-num-seqs: 8\n")
+    scripted(replace(ended(StudyState.DONE, trial(0, {"max_num_seqs": 8}, level(100))), recommendation=found))
+    words = ["tune", "--max-num-seqs", "8", "--json", "--save-yaml"]
+    assert main([*words, str(tmp_path / "missing" / "a.yaml")]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert "can't be written" in answer["error"] and answer["recommendation"]["words"] == "Choose it."
+    assert main([*words, str(tmp_path / "a.yaml")]) == 0
+    assert (tmp_path / "a.yaml").read_text() == found.yaml
+
+
+def test_a_plan_tells_of_every_configuration_of_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--plan", "--max-num-seqs", ",".join(map(str, range(1, 61)))]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 61 and lines[7].startswith("max_num_seqs 8: ")
+    assert ".0 tokens of KV cache" not in lines[7]
 
 
 def test_an_interrupted_study_keeps_what_was_measured_and_says_how_to_go_on(

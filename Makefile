@@ -24,7 +24,8 @@ lint:
 test:
 	@$(PYTHON) scripts/setup.py --dev
 	@$(MAKE) --no-print-directory lint
-	@$(PY) -m pytest
+	@$(PY) -m pytest tests/unit tests/ui -n 3 --dist worksteal
+	@$(PY) -m pytest tests/e2e
 
 screenshots:
 	@$(PY) scripts/screenshots.py docs/screenshots

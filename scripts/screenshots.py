@@ -14,10 +14,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests import browser
 
 SIZE = {"width": 1280, "height": 720}
-PAGES = {"home": "", "compare": "compare", "chat": "chat", "server": "server", "runs": "runs"}
+PAGES = {
+    "home": "",
+    "compare": "compare",
+    "chat": "chat",
+    "load": "load",
+    "tune": "tune",
+    "paged": "paged",
+    "capacity": "capacity",
+    "paper": "paper",
+    "blocks": "blocks",
+    "server": "server",
+    "runs": "runs",
+}
 TURNS = ("Why is the sky blue?", "Say that again in one sentence.")
 # What is drawn last on a page, where there is such a thing.
-DRAWN_LAST = {"compare": (".race .lane", ".js-plotly-plot"), "chat": (".js-plotly-plot",)}
+DRAWN_LAST = {
+    "compare": (".race .lane", ".js-plotly-plot"),
+    "chat": (".js-plotly-plot",),
+    "paged": (".block-map[data-frame]",),
+    "paper": (".js-plotly-plot",),
+}
 READY_MS = 30_000
 ANSWER_MS = 60_000
 SETTLE_MS = 1500

@@ -101,11 +101,12 @@ def test_the_numbers_are_there_and_nothing_was_lost(page: Page) -> None:
 
 
 def test_a_second_tab_shows_the_same_tree(page: Page) -> None:
-    other = page.context.new_page()
-    other.goto(page.url)
-    expect(with_marks(other, "A", "B", "C", "D").first).to_be_visible(timeout=PAGE_MS)
-    expect(cells(other)).to_have_count(cells(page).count())
-    other.close()
+    assert page.context.browser
+    with page.context.browser.new_context(viewport=page.viewport_size) as context:
+        other = context.new_page()
+        other.goto(page.url)
+        expect(with_marks(other, "A", "B", "C", "D").first).to_be_visible(timeout=PAGE_MS)
+        expect(cells(other)).to_have_count(cells(page).count())
 
 
 def test_a_restart_empties_the_tree(app: App, page: Page) -> None:

@@ -77,11 +77,11 @@ class CompareRunner:
         settings: Settings,
         supervisor: Supervisor,
         store: RunStore,
-        is_chatting: Callable[[], bool] = lambda: False,
+        answering: Callable[[], str] = lambda: "",
     ) -> None:
         self._settings, self._supervisor, self._store = settings, supervisor, store
         self._server = MeasuredServer(settings, supervisor, self._say, self._check_cancel)
-        self._is_chatting = is_chatting
+        self._answering = answering
         self._lock = threading.Lock()
         self._board = Board()
         self._subject = _Subject()
@@ -118,9 +118,9 @@ class CompareRunner:
             if reason := self._supervisor.snapshot().reserved:
                 raise AlreadyRunning(reason, "Wait until it is over, or cancel it.")
             before, self._board = self._board, Board(config, repeats_in_all(config), expected)
-            if self._is_chatting():  # asked when the board says "running" already, as a chat asks the other way round
+            if answered := self._answering():  # asked when the board says "running", as a chat asks the other way round
                 self._board = before
-                raise AlreadyRunning("A chat answer is being written.", "Wait for it, or stop it.")
+                raise AlreadyRunning(answered, "Wait until it is over.")
             self._cancel.clear()
             self._subject = _Subject()
             self._thread = threading.Thread(target=self._run, args=(config, server), name="compare", daemon=True)

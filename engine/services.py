@@ -102,15 +102,20 @@ def _open(settings: Settings, lock: FileLock | None) -> LabServices:
         load.require_idle()
         tuning.require_idle()
 
-    def is_chatting() -> bool:
-        return chats.streaming() or blocks.sending
+    def answering() -> str:
+        if chats.streaming():
+            return "A chat answer is being written."
+        return "The four requests of Live blocks are on their way." if blocks.sending else ""
+
+    def is_answering() -> bool:
+        return bool(answering())
 
     archive = ChatArchive(settings, store, supervisor.snapshot)
     chats = ChatRegistry(before_turn=require_nothing_measured, archive=archive, extra_fields=live.chat_fields)
     blocks = BlockWatch(live, supervisor.snapshot, before_sending=require_nothing_measured)
-    compare = CompareRunner(settings, supervisor, store, is_chatting)
-    load = LoadTestRunner(settings, supervisor, store, is_chatting)
-    tuning = TuningRunner(settings, supervisor, store, is_chatting, owner=lock is not None)
+    compare = CompareRunner(settings, supervisor, store, answering)
+    load = LoadTestRunner(settings, supervisor, store, is_answering)
+    tuning = TuningRunner(settings, supervisor, store, is_answering, owner=lock is not None)
     return LabServices(
         settings=settings,
         environment=collect(settings),

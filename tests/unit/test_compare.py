@@ -255,9 +255,9 @@ def test_nobody_may_touch_the_server_meanwhile(lab: Lab, runner: CompareRunner, 
     lab.supervisor.stop(wait=True)
 
 
-def test_a_comparison_does_not_start_while_somebody_chats(lab: Lab, runner: CompareRunner) -> None:
-    busy = CompareRunner(lab.settings, lab.supervisor, lab.store, is_chatting=lambda: True)
-    with pytest.raises(AlreadyRunning, match="chat"):
+def test_a_comparison_does_not_start_while_the_server_answers(lab: Lab, runner: CompareRunner) -> None:
+    busy = CompareRunner(lab.settings, lab.supervisor, lab.store, answering=lambda: "The four are on their way.")
+    with pytest.raises(AlreadyRunning, match="The four are on their way"):
         busy.start(CONFIG)
     assert not busy.snapshot().running
 

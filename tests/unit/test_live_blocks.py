@@ -310,6 +310,16 @@ def test_the_four_are_sent_once_at_a_time(live: LiveBlocks, watched: Watched, fa
     assert watched.watch.look().four.state == State.DONE
 
 
+def test_what_one_server_found_is_not_shown_with_the_next(live: LiveBlocks, watched: Watched, fake: FakeOpenAI) -> None:
+    watched.watch.send_four()
+    eventually(lambda: watched.watch.look().four.state == State.DONE)
+    watched.server = replace(watched.server, generation=2)
+    assert watched.watch.look().four.state == State.IDLE
+    watched.server = replace(watched.server, generation=3)
+    watched.watch.send_four()  # before anybody has looked at this server
+    eventually(lambda: watched.watch.look().four.state == State.DONE)
+
+
 @pytest.mark.parametrize("way", ["reserved", "before", "stopped"])
 def test_the_four_are_refused_with_the_reason(live: LiveBlocks, watched: Watched, fake: FakeOpenAI, way: str) -> None:
     if way == "reserved":

@@ -8,6 +8,7 @@ its parent is stored again. Memory is bounded: beyond ``most`` blocks the oldest
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -39,7 +40,8 @@ class BlockTree:
 
     def __init__(self, most: int = MOST_BLOCKS) -> None:
         self._most = most
-        self._blocks: dict[Key, Block] = {}
+        # Not a dict: that takes the longer to its first key, the more before it were dropped.
+        self._blocks: OrderedDict[Key, Block] = OrderedDict()
         self._children: dict[Key, dict[Key, None]] = {}
         self._copies = 0
         self.stored = self.removed = self.cleared = self.forgotten = 0

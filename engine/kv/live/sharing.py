@@ -69,15 +69,16 @@ class FourRequests:
 
     def start(self, endpoint: Endpoint) -> None:
         """Send them and return. Raises AlreadyRunning while the last ones are on their way."""
-        self._before()
-        with self._lock:
-            if self._snapshot.state == State.RUNNING:
-                raise AlreadyRunning("The four requests are still on their way.", "Wait for their answers.")
-            sent = tuple(Sent(label, question) for label, question in QUESTIONS)
-            self._snapshot = SharingSnapshot(State.RUNNING, sent)
+        before = self._reserve()
+        try:
+            self._before()  # asked when the state says "running", as a measurement asks the other way round
             self._cancel.clear()
             self._thread = threading.Thread(target=self._run, args=(endpoint,), name="four-requests", daemon=True)
             self._thread.start()
+        except BaseException:
+            with self._lock:
+                self._snapshot = before
+            raise
 
     def snapshot(self) -> SharingSnapshot:
         with self._lock:
@@ -87,11 +88,27 @@ class FourRequests:
     def running(self) -> bool:
         return self.snapshot().state == State.RUNNING
 
+    def forget(self) -> None:
+        """What was found is no longer of interest; those on their way still are."""
+        with self._lock:
+            if self._snapshot.state == State.DONE:
+                self._snapshot = SharingSnapshot()
+
     def close(self) -> None:
         """Call them off and wait."""
         self._cancel.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
+
+    def _reserve(self) -> SharingSnapshot:
+        """Say "running" before anything is sent; returns what was said before."""
+        with self._lock:
+            before = self._snapshot
+            if before.state == State.RUNNING:
+                raise AlreadyRunning("The four requests are still on their way.", "Wait for their answers.")
+            sent = tuple(Sent(label, question) for label, question in QUESTIONS)
+            self._snapshot = SharingSnapshot(State.RUNNING, sent)
+            return before
 
     def _run(self, endpoint: Endpoint) -> None:
         traces: Sequence[RequestTrace | None] = [None] * len(QUESTIONS)

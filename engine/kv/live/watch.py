@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from engine.errors import AlreadyRunning, LabError, RequestRejected
+from engine.errors import AlreadyRunning, LabError, RequestRejected, ServerNotReady
 from engine.kv.live.block_tree import Key
 from engine.kv.live.chains import Segment
 from engine.kv.live.follow import Cache, LiveBlocks
@@ -86,7 +86,7 @@ class BlockWatch:
         with self._lock:
             self._looked_s = time.monotonic()
             self._follow(server)
-            if server.ready and self._thread is None and not self._closing.is_set():
+            if server.ready and not self._watching() and not self._closing.is_set():
                 self._thread = threading.Thread(target=self._run, name="block-watch", daemon=True)
                 self._thread.start()
             metrics = None if server.reserved else self._metrics  # what was read before is not true now
@@ -95,10 +95,12 @@ class BlockWatch:
         return BlocksSnapshot(server, cache, missing, metrics, self._four.snapshot())
 
     def send_four(self) -> None:
-        """Send the four requests. Raises AlreadyRunning, or ServerNotReady from whoever knows."""
+        """Send the four requests. Raises AlreadyRunning or ServerNotReady."""
         server = self._server()
         if server.endpoint is None or not server.ready:
-            raise AlreadyRunning("The server is not ready.", "Wait until it is.")
+            raise ServerNotReady("The server is not ready.", "Start it on the Server page and wait.")
+        with self._lock:
+            self._follow(server)
         self._four.start(server.endpoint)
 
     @property
@@ -121,9 +123,15 @@ class BlockWatch:
 
     def _follow(self, server: ServerSnapshot) -> None:
         """What is known of one server is not true of the next."""
+        if server.generation != self._generation:
+            self._four.forget()
         if server.generation != self._generation or not server.ready:
             self._generation, self._metrics, self._tells_words = server.generation, None, True
             self._words.clear()
+
+    def _watching(self) -> bool:
+        """A thread that a fault has ended is replaced at the next look."""
+        return self._thread is not None and self._thread.is_alive()
 
     # -- on the watch's thread
 

@@ -30,8 +30,9 @@ def cli_command(question: Question, model: str | None, card: Card | None, *, wei
     if question.kv_memory_bytes is None and card is not None and not card.is_cpu:
         words += ["--gpu-memory-utilization", f"{question.gpu_memory_utilization:g}"]
         words += ["--reserve-gib", f"{question.reserve_bytes / GIB:g}"]
-        if question.weights_bytes is not None and (weights_given or model is None):
-            words += ["--weights-gib", f"{question.weights_bytes / GIB:.4f}"]
+    needs_weights = question.kv_memory_bytes is None and card is not None and (weights_given or model is None)
+    if needs_weights and question.weights_bytes is not None:
+        words += ["--weights-gib", f"{question.weights_bytes / GIB:.4f}"]
     words += ["--max-model-len", str(setup.max_model_len), "--block-size", str(setup.block_size)]
     words += ["--prompt-tokens", str(question.prompt_tokens), "--output-tokens", str(question.output_tokens)]
     words += ["--kv-dtype", question.kv_dtype] if question.kv_dtype != AUTO else []
@@ -52,11 +53,11 @@ def serve_command(question: Question, model: str | None, card: Card | None) -> s
         words += ["--dtype", "float32"]
     elif question.kv_dtype != AUTO:
         words += ["--kv-cache-dtype", question.kv_dtype]
-    if on_cpu:
-        gib = (kv_memory_of(question, card)[0] or 0) // GIB
-        return f"VLLM_CPU_KVCACHE_SPACE={gib} {shlex.join(words)}"
-    if question.kv_memory_bytes is not None:
-        return shlex.join([*words, "--kv-cache-memory-bytes", str(question.kv_memory_bytes)])
+    memory, _ = kv_memory_of(question, card)
+    if on_cpu and memory and memory % GIB == 0:
+        return f"VLLM_CPU_KVCACHE_SPACE={memory // GIB} {shlex.join(words)}"
+    if on_cpu or question.kv_memory_bytes is not None:
+        return shlex.join([*words, "--kv-cache-memory-bytes", str(memory)])
     return shlex.join([*words, "--gpu-memory-utilization", f"{question.gpu_memory_utilization:g}"])
 
 

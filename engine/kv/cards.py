@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from engine.config import Device
 from engine.environment import GIB, Hardware
 from engine.errors import ConfigError
-from engine.kv.capacity import ASYNCHRONOUS_BATCHES
+from engine.kv.capacity import ASYNCHRONOUS_BATCHES, KvSetup
 from engine.server.command import BF16_CAPABILITY, DEFAULT_CPU_BLOCK, RAM_SHARE_FOR_KV
 
 MIB = 1024**2
@@ -110,6 +110,21 @@ def budget(memory_bytes: int, utilization: float, weights_bytes: int, reserve_by
     if weights_bytes < 0 or reserve_bytes < 0:
         raise ConfigError("Weights and reserve can't be below 0.", "Give their size in GiB.")
     return Budget(math.ceil(memory_bytes * utilization), weights_bytes, reserve_bytes)
+
+
+def default_batched_tokens(
+    card: Card | None, max_num_seqs: int, max_model_len: int, *, devices: int = 1, chunked: bool = True
+) -> int:
+    """``max_num_batched_tokens`` (tokens) where nobody says otherwise; ``devices`` share one copy of the model.
+
+    As ``_set_default_max_num_seqs_and_batched_tokens_args`` in vLLM 0.32's ``engine/arg_utils.py``. No card: unknown.
+    """
+    tokens = card.batch_defaults[0] if card else KvSetup.max_num_batched_tokens
+    if card and card.is_cpu:
+        tokens *= devices
+    if not chunked:
+        tokens = max(tokens, max_model_len)
+    return min(tokens, max_num_seqs * max_model_len)
 
 
 def this_machine(hardware: Hardware) -> Card | None:

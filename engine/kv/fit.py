@@ -19,11 +19,11 @@ from engine.kv.capacity import (
     KvPlan,
     KvSetup,
 )
-from engine.kv.cards import GPU_BLOCK, RESERVE_GIB, UTILIZATION, Budget, Card, budget
+from engine.kv.cards import GPU_BLOCK, RESERVE_GIB, UTILIZATION, Budget, Card, budget, default_batched_tokens
 from engine.kv.shape import ModelShape
 
 DEFAULT_LENGTH = 2048
-BATCHED_TOKENS = 2048
+DEFAULT_SEQUENCES = 256
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Fit:
     @property
     def max_num_seqs(self) -> int:
         """How many requests vLLM's server runs at once where nobody says otherwise."""
-        return self.card.batch_defaults[1] if self.card else 256
+        return self.card.batch_defaults[1] if self.card else DEFAULT_SEQUENCES
 
 
 def ask(question: Question, card: Card | None) -> Fit:
@@ -111,9 +111,6 @@ def setup_of(question: Question, card: Card | None) -> KvSetup:
     length = question.max_model_len
     if length is None:
         length = question.shape.max_length or DEFAULT_LENGTH
-    batched, sequences = card.batch_defaults if card else (BATCHED_TOKENS, BATCHED_TOKENS)
-    if card and card.is_cpu:
-        batched *= question.tensor_parallel_size
     return KvSetup(
         max_model_len=length,
         block_size=(card.block_size if card else GPU_BLOCK) if question.block_size is None else question.block_size,
@@ -121,7 +118,12 @@ def setup_of(question: Question, card: Card | None) -> KvSetup:
         tensor_parallel_size=question.tensor_parallel_size,
         concurrent_batches=card.concurrent_batches if card else ASYNCHRONOUS_BATCHES,
         max_num_batched_tokens=(
-            min(batched, sequences * max(1, length))
+            default_batched_tokens(
+                card,
+                card.batch_defaults[1] if card else DEFAULT_SEQUENCES,
+                max(1, length),
+                devices=question.tensor_parallel_size,
+            )
             if question.max_num_batched_tokens is None
             else question.max_num_batched_tokens
         ),

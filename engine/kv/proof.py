@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.environment import Hardware
 from engine.errors import LabError
 from engine.kv.capacity import Capacity, KvPlan, KvSetup
-from engine.kv.cards import this_machine
+from engine.kv.cards import default_batched_tokens, this_machine
 from engine.kv.shape import ModelShape
 from engine.server.command import DTYPE_BYTES
 from engine.server.state import KvCapacity, ServerSnapshot
@@ -47,7 +47,13 @@ def against_server(snapshot: ServerSnapshot, hardware: Hardware) -> Proof | None
             kv_dtype=config.kv_cache_dtype,
             tensor_parallel_size=config.tensor_parallel_size,
             max_num_batched_tokens=config.max_num_batched_tokens
-            or (card.batch_defaults[0] if card else KvSetup.max_num_batched_tokens),
+            or default_batched_tokens(
+                card,
+                config.max_num_seqs,
+                endpoint.max_model_len,
+                devices=config.tensor_parallel_size * config.pipeline_parallel_size,
+                chunked=config.enable_chunked_prefill is not False,
+            ),
             concurrent_batches=card.concurrent_batches if card else KvSetup.concurrent_batches,
         )
         plan = KvPlan(shape, setup)

@@ -17,7 +17,7 @@ from engine.config import Device, ServerConfig
 from engine.environment import GIB, Hardware
 from engine.errors import ConfigError, LabError
 from engine.kv.capacity import Capacity, KvPlan, KvSetup, ModelShape
-from engine.kv.cards import RESERVE_GIB, Card, budget, this_machine
+from engine.kv.cards import RESERVE_GIB, Card, budget, default_batched_tokens, this_machine
 from engine.models import ModelSource
 from engine.server.command import DTYPE_BYTES, Launch, build_launch, resolved_dtype, uses_eager
 from engine.server.processes import group_members, proportional_bytes
@@ -254,19 +254,12 @@ def _setup(config: ServerConfig, shape: ModelShape, card: Card | None) -> KvSetu
         block_size=block,
         kv_dtype=config.kv_cache_dtype,
         tensor_parallel_size=config.tensor_parallel_size,
-        max_num_batched_tokens=config.max_num_batched_tokens or _default_batch(config, length, card, parts),
+        max_num_batched_tokens=config.max_num_batched_tokens
+        or default_batched_tokens(
+            card, config.max_num_seqs, length, devices=parts, chunked=config.enable_chunked_prefill is not False
+        ),
         concurrent_batches=card.concurrent_batches if card else KvSetup.concurrent_batches,
     )
-
-
-def _default_batch(config: ServerConfig, length: int, card: Card | None, parts: int) -> int:
-    """``_set_default_max_num_seqs_and_batched_tokens_args`` in vLLM 0.32's ``engine/arg_utils.py``."""
-    tokens = card.batch_defaults[0] if card else KvSetup.max_num_batched_tokens
-    if card and card.is_cpu:
-        tokens *= parts
-    if config.enable_chunked_prefill is False:
-        tokens = max(tokens, length)
-    return min(tokens, config.max_num_seqs * length)
 
 
 def _scheduler(config: ServerConfig, setup: KvSetup, card: Card | None) -> tuple[tuple[Refusal, ...], tuple[str, ...]]:

@@ -134,6 +134,7 @@ def test_this_machine_is_asked_where_nothing_is_said(capsys: pytest.CaptureFixtu
         ["--model", "openai/gpt-oss-20b", "--card", "h200", "--max-model-len", "9000", "--kv-dtype", "fp8"],
         [*SIZES, "--memory-gib", "2.5", "--max-model-len", "512", "--tensor-parallel-size", "3"],
         ["--model", "meta-llama/Meta-Llama-3-8B-Instruct", "--card", "a100-40", "--weights-gib", "8"],
+        [*SIZES, "--card", "this", "--weights-gib", "1"],
         [],
     ],
 )
@@ -144,6 +145,16 @@ def test_the_command_it_shows_asks_the_same_again(capsys: pytest.CaptureFixture[
     again = asked(capsys, *command[4:])
     for name in ("kv_bytes_per_token", "block_size", "max_model_len", "paged_users", "contiguous_users"):
         assert again[name] == found[name], name
+
+
+def test_a_part_of_a_gib_is_shown_as_the_bytes_that_were_reckoned_with(capsys: pytest.CaptureFixture[str]) -> None:
+    """The environment variable takes whole GiB, and 0 stands for vLLM's own choice."""
+    found = asked(capsys, *SIZES, "--card", "this", "--memory-gib", "0.5")
+    assert found["serve_command"].startswith("python -m vllm.")
+    assert found["serve_command"].endswith(f"--kv-cache-memory-bytes {GIB // 2}")
+    assert asked(capsys, *SIZES, "--card", "this", "--memory-gib", "1")["serve_command"].startswith(
+        "VLLM_CPU_KVCACHE_SPACE=1 "
+    )
 
 
 def test_the_text_has_vllms_own_words(capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,12 +132,15 @@ def _queue(before: LevelResult, after: LevelResult) -> str:
         f"Of the change in TTFT, {min(share, 1):.0%} is the queue: before, a request waited "
         f"{_show(means[0] or 0.0, 'ms')} on average until the server took it up, now {_show(means[1] or 0.0, 'ms')}"
     )
-    most = (before.server_waiting_peak, after.server_waiting_peak)
-    return f"{words}. " + _waiting(*most) if None not in most else f"{words}."
+    return f"{words}. {_waiting(before.server_waiting_peak, after.server_waiting_peak)}".strip()
 
 
 def _waiting(before: int | None, after: int | None) -> str:
-    return f"At most {before or 'none'} waited at once before, {after or 'none'} now."
+    if before is None or after is None or not (before or after):
+        return ""
+    if not before:
+        return f"None waited before, at most {after} at once now."
+    return f"At most {before} waited at once before, {after or 'none'} now."
 
 
 def _preempted(before: LevelResult, after: LevelResult) -> str:
@@ -188,6 +191,6 @@ def _caveats(before: LevelResult, after: LevelResult) -> tuple[str, ...]:
 
 def _show(value: float, unit: str) -> str:
     if unit == "ms":
-        return f"{value / MS_PER_S:.1f} s" if value >= MS_PER_S else f"{value:.0f} ms"
+        return f"{value / MS_PER_S:.1f} s" if value >= MS_PER_S else f"{value:.{1 if 0 < value < 10 else 0}f} ms"
     shown = f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:,.1f}"
     return f"{shown}%" if unit == "%" else f"{shown} {unit}".strip()

@@ -102,7 +102,7 @@ def _gain(study: Study, chosen: Trial) -> str:
     if before is None or not _throughput(before):
         return ""
     change = _throughput(chosen) / _throughput(before) - 1
-    return f" That is {abs(change):.0%} {'more' if change >= 0 else 'less'} throughput than as it was."
+    return f" That is {abs(change):.0%} {'more' if change >= 0 else 'less'} throughput than before."
 
 
 def serve_yaml(launch: Launch) -> str:

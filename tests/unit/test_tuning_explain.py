@@ -33,6 +33,20 @@ def test_the_queue_is_named_where_it_makes_up_most_of_the_change() -> None:
     )
 
 
+def test_nobody_who_waited_is_not_counted() -> None:
+    after = level(100, ttft_ms=spread(900, mean=1000), server_queue_ms=spread(0, mean=900), server_waiting_peak=5)
+    before = level(100, ttft_ms=spread(90, mean=100), server_queue_ms=spread(0, mean=0), server_waiting_peak=0)
+    (cause,) = difference(before, after).causes
+    assert cause.endswith("now 900 ms. None waited before, at most 5 at once now.")
+    (cause,) = difference(before, replace(after, server_waiting_peak=None)).causes
+    assert cause.endswith("now 900 ms.")
+
+
+def test_a_few_milliseconds_are_told_apart() -> None:
+    found = difference(level(tpot_ms=spread(2.1)), level(tpot_ms=spread(2.4)))
+    assert found.headline == "TPOT p50 rose from 2.1 ms to 2.4 ms."
+
+
 def test_the_queue_is_not_named_where_the_change_is_elsewhere() -> None:
     before = level(100, ttft_ms=spread(900, 1300, mean=1000), server_queue_ms=spread(0, mean=20))
     after = level(100, ttft_ms=spread(90, 400, mean=100), server_queue_ms=spread(0, mean=10))

@@ -39,7 +39,7 @@ def test_without_an_slo_the_most_throughput_is_recommended_and_what_it_gains() -
     assert found is not None and found.trial == 2 and found.config.max_num_seqs == 4
     assert found.words == (
         "For the most throughput choose max_num_seqs 4: 150 tok/s at TTFT p95 300 ms. "
-        "That is 50% more throughput than as it was."
+        "That is 50% more throughput than before."
     )
 
 

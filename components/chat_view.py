@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from components import html
-from components.format import millis, number, percent, plain, short
+from components.format import UNKNOWN, millis, number, percent, plain, short
 from engine.chat import ChatOptions, ChatSnapshot, Turn, TurnStatus
 from engine.config import Endpoint
 from engine.errors import LabError
@@ -184,7 +184,7 @@ def server_side(trace: Any) -> None:
     html.table(
         ("The same answer", "TTFT", "TPOT", "Queue"),
         [
-            ("Timed here", millis(trace.ttft_ms), millis(trace.tpot_ms), "—"),
+            ("Timed here", millis(trace.ttft_ms), millis(trace.tpot_ms), UNKNOWN),
             (
                 "Server's own",
                 millis(server.ttft_ms if server else None),

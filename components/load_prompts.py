@@ -24,7 +24,6 @@ PROMPTS = {
     "file": "My own file",
 }
 SAMPLE, OWN_FILE = "Azure, conversations", "My own file"
-FULL_LENGTHS = ("synthetic",)
 
 
 def source(services: LabServices, profile: str) -> dict[str, Any]:
@@ -75,7 +74,7 @@ def lengths(profile: str, prompts: str) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {}
     left, right = st.columns(2, gap="small")
-    if prompts in FULL_LENGTHS:
+    if prompts == "synthetic":
         found["prompt_tokens"] = left.number_input(
             "Prompt tokens", 1, 131_072, DEFAULTS.prompt_tokens, 16, key="load_prompt_tokens", bind="query-params"
         )
@@ -92,6 +91,3 @@ def lengths(profile: str, prompts: str) -> dict[str, Any]:
         help="Every answer is forced to this length where the engine can, so that levels compare.",
     )
     return {name: int(value or 1) for name, value in found.items()}
-
-
-# -- what is good enough, and the rest

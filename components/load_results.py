@@ -85,7 +85,7 @@ def _note(shown: Shown, top: LevelResult, convention: str) -> str:
     if shown.results.saturated and shown.levels[-1] is not top:
         parts.append(f"{shown.levels[-1].label} gave no more: the server is full")
     elif shown.results.saturated:
-        parts.append("More gave hardly more: the server is full")
+        parts.append("More load gave hardly more tokens: the server is full")
     if convention != LAB:
         parts.append(f"By the definitions of {CONVENTIONS[convention]}")
     if len(shown.measured) > MOST_BARS:

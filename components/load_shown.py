@@ -27,8 +27,9 @@ class Shown:
 
     @property
     def knee(self) -> int | None:
-        """Index among the measured levels; the last of several has nothing beyond it."""
+        """Index among the measured levels; None for the last of them, since nothing beyond it was measured."""
         if self.results.knee is None or self.results.knee >= len(self.levels):
             return None
         level = self.levels[self.results.knee]
-        return self.measured.index(level) if level in self.measured else None
+        place = self.measured.index(level) if level in self.measured else None
+        return None if place == len(self.measured) - 1 else place

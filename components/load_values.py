@@ -43,6 +43,7 @@ SPEAKS_AGAINST: dict[str, tuple[str, ...]] = {
     "others_busy": ("throughput", *LATENCIES),
     "sent_late": ("ttft", "e2e"),
     "first_slow": ("ttft",),
+    "not_warmed": ("ttft",),
     "preempted": ("throughput", "tpot", "e2e"),
     "unequal_lengths": ("throughput",),
 }

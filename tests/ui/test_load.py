@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,14 @@ from streamlit.testing.v1 import AppTest
 from components import load_command, load_downloads, load_figures, swim_lanes, uploads
 from components.load_form import DEFAULTS, PROFILES, expected_words
 from components.load_shown import Shown
-from components.load_values import best, doubts, saved_load, times_one_user, value_of
+from components.load_values import SPEAKS_AGAINST, best, doubts, saved_load, times_one_user, value_of
 from engine import cli
 from engine.cli.load import config_of
 from engine.compare_estimate import Span
 from engine.config import LOAD_PROFILES, LoadTestConfig, Settings
 from engine.errors import AlreadyRunning, LabError
 from engine.kv.traces import SAMPLE_TRACE
+from engine.load import badges
 from engine.load.estimate import LoadEstimate
 from engine.load.profiles import levels_of
 from engine.load.results import LoadResults, LoadSnapshot, LoadState
@@ -585,6 +587,20 @@ def test_the_knee_is_found_among_the_levels_that_are_drawn() -> None:
     assert Shown(replace(shots.RESULTS, knee=9), None, "x").knee is None
 
 
+def test_the_last_level_is_no_knee() -> None:
+    """Nothing beyond it was measured."""
+    last = len(shots.LEVELS) - 1
+    assert Shown(replace(shots.RESULTS, knee=last), None, "x").knee is None
+    dead = replace(shots.LEVELS[-1], requests_ok=0)
+    shown = Shown(replace(shots.RESULTS, levels=(*shots.LEVELS[:-1], dead), knee=last - 1), None, "x")
+    assert shown.knee is None
+
+
+def test_every_badge_speaks_against_a_number_that_is_shown() -> None:
+    codes = set(re.findall(r'Badge\(\s*"(\w+)"', Path(badges.__file__).read_text()))
+    assert len(codes) > 9 and codes - {"few_samples"} <= SPEAKS_AGAINST.keys()
+
+
 # -- without the page
 
 
@@ -630,6 +646,10 @@ def test_commands_follow_the_choices(open_page: OpenPage) -> None:
         (LoadTestConfig(profile="burst", users=(8,)), "--num-prompts 8 --ignore-eos"),
         (LoadTestConfig(prompts="file", prompt_file="a.jsonl"), "--dataset-name custom --dataset-path a.jsonl"),
         (LoadTestConfig(slo_e2e_ms=900.0), "--goodput e2el:900"),
+        (
+            LoadTestConfig(output_shape="uniform", output_spread=0.25),
+            """--random-range-ratio '{"input": 0.0, "output": 0.25}' --num-prompts 60""",
+        ),
     ],
 )
 def test_vllms_own_benchmark_gets_the_same_pressure(config: LoadTestConfig, part_of_it: str) -> None:
@@ -638,11 +658,21 @@ def test_vllms_own_benchmark_gets_the_same_pressure(config: LoadTestConfig, part
 
 
 @pytest.mark.parametrize(
-    "config",
-    [LoadTestConfig(prompts="chat"), LoadTestConfig(profile="trace", trace=str(SAMPLE_TRACE), duration_s=10.0)],
+    ("config", "reason"),
+    [
+        (LoadTestConfig(prompts="chat"), "no such prompts"),
+        (LoadTestConfig(prompts="file", prompt_file="a.csv"), "no such prompts"),
+        (LoadTestConfig(profile="trace", trace=str(SAMPLE_TRACE), duration_s=10.0), "another format"),
+        (LoadTestConfig(same_prompt=True), "a prompt of its own"),
+        (LoadTestConfig(duration_s=10.0), "no time limit"),
+        (LoadTestConfig(prompt_shape="normal", prompt_spread=0.5), "fixed or uniform"),
+        (LoadTestConfig(output_shape="uniform", output_spread=1.0), "fixed or uniform"),
+        (LoadTestConfig(profile="poisson", rates=(2.0,), duration_s=10.0), ""),
+    ],
 )
-def test_what_vllms_benchmark_cannot_do_is_not_shown(config: LoadTestConfig) -> None:
-    assert load_command.bench_command(config, levels_of(config)[-1], "http://h/v1", "m", None) == ""
+def test_what_vllms_benchmark_cannot_do_is_said(config: LoadTestConfig, reason: str) -> None:
+    said_of_it = load_command.no_bench(config, levels_of(config)[-1])
+    assert reason in said_of_it and bool(reason) == bool(said_of_it)
 
 
 def test_vllms_format_is_an_object_a_line() -> None:

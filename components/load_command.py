@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import fields
@@ -21,8 +22,7 @@ FLAGS = {"nonce": "--no-nonce", "force_length": "--no-force-length", "warm_up": 
 RENAMED = {"duration_s": "duration", "timeout_s": "timeout"}
 NOT_PLAIN = {"profile", "users", "rates", "same_prompt", *SLO_FIELDS, *FLAGS}
 EVENLY = "1000"  # vLLM's name for evenly spaced arrivals is a high burstiness
-NO_TRACE = "vLLM's benchmark replays traces of another format (timed_trace)."
-NO_PROMPTS = "vLLM's benchmark has no such prompts; it makes up tokens, or reads a JSONL file."
+BENCH_SHAPES = ("fixed", "uniform")
 
 
 def command(config: LoadTestConfig, model: str = DEFAULT_MODEL, base_url: str | None = None) -> str:
@@ -52,27 +52,46 @@ def _profile(config: LoadTestConfig) -> list[str]:
     return [*name, "--users", ",".join(map(str, config.users))]
 
 
+def no_bench(config: LoadTestConfig, level: Level) -> str:
+    """Why vLLM's benchmark can't send this level; empty where it can."""
+    shapes = {(config.prompt_shape, config.prompt_spread), (config.output_shape, config.output_spread)}
+    if config.profile == "trace":
+        return "vLLM's benchmark replays traces of another format (timed_trace)."
+    if config.prompts != "synthetic" and not _jsonl(config):
+        return "vLLM's benchmark has no such prompts; it makes up tokens, or reads a JSONL file."
+    if config.same_prompt:
+        return "vLLM's benchmark makes up a prompt of its own for every request."
+    if level.requests is None:
+        return "vLLM's benchmark sends a number of requests; it has no time limit. Choose the requests in a level."
+    if not all(shape in BENCH_SHAPES and spread < 1 for shape, spread in shapes):
+        return "vLLM's benchmark makes up lengths that are fixed or uniform, no others."
+    return ""
+
+
 def bench_command(config: LoadTestConfig, level: Level, base_url: str, model: str, tokenizer: str | None) -> str:
-    """vLLM's benchmark for one level; "" where it has nothing like it."""
-    jsonl = config.prompts == "file" and config.prompt_file.endswith(".jsonl")
-    if config.profile == "trace" or not (jsonl or config.prompts == "synthetic"):
-        return ""
+    """vLLM's benchmark for one level, where it has something like it."""
     words = ["vllm", "bench", "serve", "--backend", "openai", "--base-url", base_url.removesuffix("/v1")]
     words += ["--model", model, *(["--tokenizer", tokenizer] if tokenizer else [])]
-    if jsonl:
-        words += ["--dataset-name", "custom", "--dataset-path", config.prompt_file]
-        words += ["--custom-output-len", str(config.max_tokens)]
-    else:
-        words += ["--dataset-name", "random", "--random-input-len", str(config.prompt_tokens)]
-        words += ["--random-output-len", str(config.max_tokens)]
-    if level.requests:
-        words += ["--num-prompts", str(level.requests)]
-    words += _pressure(config, level)
+    words += [*_dataset(config), "--num-prompts", str(level.requests), *_pressure(config, level)]
     words += ["--ignore-eos"] if config.force_length else []
     words += ["--num-warmups", str(level.users or 8)] if config.warm_up else []
     words += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,95,99"]
     limits = [f"{BENCH_NAMES.get(name, name)}:{limit}" for name, limit in _limits(config).items()]
     return shlex.join(words + (["--goodput", *limits] if limits else []))
+
+
+def _jsonl(config: LoadTestConfig) -> bool:
+    return config.prompts == "file" and config.prompt_file.endswith(".jsonl")
+
+
+def _dataset(config: LoadTestConfig) -> list[str]:
+    if _jsonl(config):
+        length = str(config.max_tokens)
+        return ["--dataset-name", "custom", "--dataset-path", config.prompt_file, "--custom-output-len", length]
+    words = ["--dataset-name", "random", "--random-input-len", str(config.prompt_tokens)]
+    words += ["--random-output-len", str(config.max_tokens)]
+    spreads = {"input": config.prompt_spread, "output": config.output_spread}
+    return words + (["--random-range-ratio", json.dumps(spreads)] if any(spreads.values()) else [])
 
 
 def _limits(config: LoadTestConfig) -> dict[str, str]:
@@ -111,12 +130,11 @@ def _show_bench(
     config: LoadTestConfig, levels: Sequence[Level], base_url: str, model: str, tokenizer: str | None
 ) -> None:
     level = levels[-1]
-    line = bench_command(config, level, base_url, model, tokenizer)
-    if not line:
-        st.caption(plain(NO_TRACE if config.profile == "trace" else NO_PROMPTS))
+    if reason := no_bench(config, level):
+        st.caption(plain(reason))
         return
     st.caption(plain(f"The level “{level.label}” with vLLM's own benchmark (the key goes into OPENAI_API_KEY):"))
-    st.code(line, language="bash", wrap_lines=True)
+    st.code(bench_command(config, level, base_url, model, tokenizer), language="bash", wrap_lines=True)
 
 
 def _tokenizer(server: ServerSnapshot) -> str | None:

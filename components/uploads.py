@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 from pathlib import Path
 
 from engine.config import Settings
@@ -21,7 +22,7 @@ def keep(settings: Settings, name: str, content: bytes) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            part = path.with_suffix(path.suffix + ".part")
+            part = path.with_name(f"{path.name}.{threading.get_ident()}.part")  # two tabs may give it at once
             part.write_bytes(content)
             part.replace(path)
     except OSError as error:

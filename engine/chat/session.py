@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.chat.request import check_fits, request_body, sdk_client, stream_with_sdk
@@ -20,6 +20,7 @@ from engine.chat.saving import Asked, ChatArchive, ChatRun
 from engine.chat.turn import ChatOptions, ChatSnapshot, LiveTurn, SaveState, Turn
 from engine.config import Endpoint
 from engine.errors import AlreadyRunning, ConfigError
+from engine.sse import joined
 
 logger = logging.getLogger(__name__)
 MAX_SESSIONS = 64
@@ -66,6 +67,7 @@ class ChatSession:
         AlreadyRunning, RequestRejected (no chat template), ServerNotReady.
         """
         options = options or ChatOptions()
+        text, options = joined([text]), replace(options, system=joined([options.system]))
         if not text.strip():
             raise ConfigError("The message is empty.", "Write something first.")
         self._reserve()

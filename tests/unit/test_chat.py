@@ -386,6 +386,13 @@ def test_content_of_another_shape_wedges_nothing(content: object, text: str) -> 
     assert answer.text == text + "!" and not registry.streaming()
 
 
+def test_bytes_that_are_no_text_are_sent_as_replacement_characters(chat: ChatSession, fake: FakeOpenAI) -> None:
+    turn = say(chat, fake, "a\udcff", ChatOptions(system="b\udcfe"))  # as a terminal's \xff comes from sys.argv
+    assert turn.status == TurnStatus.DONE
+    assert [message["content"] for message in fake.sent[-1].body["messages"]] == ["b\ufffd", "a\ufffd"]
+    assert chat.snapshot().turns[0].text == "a\ufffd"
+
+
 def test_a_character_cut_in_two_is_whole_and_half_of_one_can_be_shown() -> None:
     pieces = ["a ", "\ud83d", "\ude00", " b", "\ud83d"]
     frames = [(0.0, delta_event({"content": piece})) for piece in pieces]

@@ -148,7 +148,7 @@ def test_the_command_it_shows_asks_the_same_again(capsys: pytest.CaptureFixture[
 
 
 def test_a_part_of_a_gib_is_shown_as_the_bytes_that_were_reckoned_with(capsys: pytest.CaptureFixture[str]) -> None:
-    """The environment variable takes whole GiB, and 0 stands for vLLM's own choice."""
+    """The environment variable takes whole GiB only."""
     found = asked(capsys, *SIZES, "--card", "this", "--memory-gib", "0.5")
     assert found["serve_command"].startswith("python -m vllm.")
     assert found["serve_command"].endswith(f"--kv-cache-memory-bytes {GIB // 2}")

@@ -204,8 +204,8 @@ class TuningRunner:
                 raise
             self._cancel.clear()
             self._pause.clear()
-            self._over.clear()
-            threading.Thread(target=self._run, args=(restore,), name="tuning", daemon=True).start()
+            self._over = over = threading.Event()  # the last study may still be ending: it sets its own
+            threading.Thread(target=self._run, args=(restore, over), name="tuning", daemon=True).start()
 
     def _check_server(self) -> None:
         """Whether the server is ours and free; raises AlreadyRunning or DataFolderInUse."""
@@ -231,11 +231,11 @@ class TuningRunner:
             trials.insert(0, Trial(0, {}, AS_IT_WAS))
         return tuple(replace(trial, number=number) for number, trial in enumerate(trials))
 
-    def _run(self, restore: bool) -> None:
+    def _run(self, restore: bool, over: threading.Event) -> None:
         try:
             self._run_to_its_end(restore)
         finally:
-            self._over.set()
+            over.set()
 
     def _run_to_its_end(self, restore: bool) -> None:
         state, error, remedy = StudyState.DONE, "", ""

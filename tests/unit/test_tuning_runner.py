@@ -103,7 +103,7 @@ def test_every_configuration_is_measured_saved_and_the_best_recommended(
     assert [served.max_num_seqs for served in load.served] == [2, 4, 8]
     assert found.recommendation is not None and found.recommendation.trial == 2 and found.recommendation.meets_slo
     assert "choose max_num_seqs 8: 80 tok/s" in found.recommendation.words
-    assert "100% more throughput than as it was" in found.recommendation.words
+    assert "100% more throughput than before" in found.recommendation.words
     assert found.pareto == (2,)
     runs = lab.store.list("tune")
     assert {run.id for run in runs} == {trial.run_id for trial in found.trials}
@@ -382,6 +382,39 @@ def test_damaged_and_old_studies_do_not_hide_the_others(lab: Lab, load: Scripted
 
 
 # -- one thing at a time
+
+
+def test_a_study_that_is_still_ending_does_not_end_the_wait_for_the_next(
+    lab: Lab, load: ScriptedLoad, runner: TuningRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, measuring, go_on = threading.Event(), threading.Event(), threading.Event()
+    summed_up = runner_module.StudyBoard.sum_up
+
+    def slow(self: Any, complete: Any) -> None:
+        summed_up(self, complete)
+        if not self.snapshot().running:
+            over.wait(20)
+
+    def hold() -> None:
+        measuring.set()
+        go_on.wait(20)
+
+    monkeypatch.setattr(runner_module.StudyBoard, "sum_up", slow)
+    lab.start_and_wait(BASE)
+    runner.start(grid(space={"max_num_seqs": (4,)}))
+    eventually(lambda: not runner.snapshot().running)
+    load.before = hold
+    runner.start(grid(space={"max_num_seqs": (8,)}))
+    assert measuring.wait(20)
+    waiting = threading.Thread(target=runner.wait)
+    waiting.start()
+    over.set()
+    eventually(lambda: [one.name for one in threading.enumerate()].count("tuning") == 1)
+    waiting.join(0.2)
+    assert waiting.is_alive() and runner.snapshot().running
+    go_on.set()
+    waiting.join(20)
+    assert not waiting.is_alive() and not runner.snapshot().running
 
 
 def test_nothing_begins_while_something_else_runs(lab: Lab, load: ScriptedLoad, runner: TuningRunner) -> None:

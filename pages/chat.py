@@ -10,6 +10,7 @@ from components import chat_view, errors
 from components.format import plain
 from components.services import lab
 from engine.errors import LabError
+from engine.server.state import ServerState
 
 POLL_S = 0.3
 # The chart is what a browser draws longest, on the cores that the answer comes from.
@@ -46,11 +47,20 @@ def panel(streaming: bool) -> None:
 
 def notice() -> None:
     """Why nothing can be sent now."""
-    if endpoint is None:
+    if server.state == ServerState.STARTING:
+        st.info("The server is starting. You can chat as soon as it is ready.", icon=":material/hourglass_top:")
+        st.page_link("pages/server.py", label="See how far it is", icon=":material/dns:")
+    elif endpoint is None:
         st.info("Chat needs a running server.", icon=":material/info:")
         st.page_link("pages/server.py", label="Start or attach one", icon=":material/dns:")
     else:
         st.info(f"{plain(measuring)} Chatting now would slow it down.", icon=":material/timer:")
+
+
+def placeholder() -> str:
+    if server.state == ServerState.STARTING:
+        return "The server is starting"
+    return "Message to the model" if endpoint else "Start the server first"
 
 
 left, right = st.columns([3, 2], gap="large")
@@ -76,7 +86,7 @@ with left:
             chat_view.not_saved(snapshot.saved.error)
     st.fragment(conversation, run_every=every)(drawn)
     text = st.chat_input(
-        "Message to the model" if endpoint else "Start the server first",
+        placeholder(),
         key="chat_input",
         disabled=endpoint is None or bool(measuring) or snapshot.streaming,
     )

@@ -9,7 +9,7 @@ import streamlit as st
 from components import blocks_view, errors
 from components.format import plain
 from components.services import lab
-from engine.server.state import ServerSnapshot
+from engine.server.state import ServerSnapshot, ServerState
 
 POLL_S = 1.0
 SMALL_BLOCK = 32
@@ -68,6 +68,11 @@ with st.container(horizontal=True, vertical_alignment="center"):
 if server.ready:
     smaller_blocks(server)
     st.fragment(live, run_every=POLL_S)()
+elif server.state == ServerState.STARTING:
+    st.info(
+        "The server is starting. Its blocks are shown here as soon as it is ready.", icon=":material/hourglass_top:"
+    )
+    st.page_link("pages/server.py", label="See how far it is", icon=":material/dns:")
 else:
     st.info("The blocks of a running server are shown here, and none is ready.", icon=":material/info:")
     st.page_link("pages/server.py", label="Start or attach one", icon=":material/dns:")

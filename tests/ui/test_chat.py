@@ -37,7 +37,7 @@ def opened(open_page: OpenPage, chat: ChatSnapshot | None = None) -> tuple[fakes
     return lab, open_page(lab, "chat")
 
 
-@pytest.mark.parametrize("server", [fakes.STOPPED, fakes.STARTING, fakes.FAILED])
+@pytest.mark.parametrize("server", [fakes.STOPPED, fakes.FAILED])
 def test_without_a_server_it_says_where_to_get_one(open_page: OpenPage, server: ServerSnapshot) -> None:
     at = open_page(fakes.make_lab(server), "chat")
     assert not at.exception
@@ -45,6 +45,14 @@ def test_without_a_server_it_says_where_to_get_one(open_page: OpenPage, server: 
     assert "Start or attach one" in links(at)
     assert at.chat_input(key="chat_input").disabled
     assert metrics(at) == UNKNOWN
+
+
+def test_a_starting_server_is_to_be_waited_for(open_page: OpenPage) -> None:
+    at = open_page(fakes.make_lab(fakes.STARTING), "chat")
+    assert "The server is starting. You can chat as soon as it is ready." in said(at)
+    assert "See how far it is" in links(at) and "Start or attach one" not in links(at)
+    assert at.chat_input(key="chat_input").disabled
+    assert at.chat_input(key="chat_input").placeholder == "The server is starting"
 
 
 @pytest.mark.parametrize("server", [fakes.READY, fakes.ATTACHED])

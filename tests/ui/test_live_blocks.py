@@ -102,6 +102,13 @@ def test_a_stopped_server_has_no_blocks_and_says_where_to_start_one(open_page: O
     assert SEND not in labels(at) and not at.exception
 
 
+def test_a_starting_server_is_to_be_waited_for(open_page: OpenPage) -> None:
+    at = open_page(lab_with(fakes.STARTING), "live_blocks")
+    assert "The server is starting." in said(at) and "See how far it is" in said(at)
+    assert "Start or attach one" not in said(at)
+    assert SEND not in labels(at) and not at.exception
+
+
 def test_the_numbers_come_from_the_server(open_page: OpenPage) -> None:
     cache, _ = shared_cache()
     at = open_page(lab_with(cache=cache), "live_blocks")

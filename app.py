@@ -32,6 +32,7 @@ page = st.navigation(
     }
 )
 frame.style()
+frame.forget_infinities()
 try:
     services = lab()
 except LabError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from pathlib import Path
 
@@ -29,6 +30,22 @@ POLL_IDLE_S = 4.0
 def style() -> None:
     st.html(HERE / "style.css")
     st.logo(str(HERE / "static" / "logo.svg"), size="large")
+
+
+def forget_infinities() -> None:
+    """Streamlit takes "inf" in the address for a number, and fails where a whole number is wanted."""
+    infinite = [name for name in st.query_params if any(map(_no_number, st.query_params.get_all(name)))]
+    for name in infinite:
+        del st.query_params[name]
+    if infinite:
+        st.rerun()  # this run's widgets would still be given what the address was
+
+
+def _no_number(word: str) -> bool:
+    try:
+        return not math.isfinite(float(word))
+    except ValueError:
+        return False
 
 
 def cannot_open(error: LabError) -> None:

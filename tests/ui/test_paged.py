@@ -76,7 +76,8 @@ def test_the_choices_come_from_the_address(open_page: OpenPage) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", [{"paged_preset": "none"}, {"lab_page": "17"}, {"lab_memory": "1e99"}, {"lab_seed": "-1"}]
+    "query",
+    [{"paged_preset": "none"}, {"lab_page": "17"}, {"lab_memory": "1e99"}, {"lab_seed": "-1"}, {"lab_seed": "inf"}],
 )
 def test_an_address_that_makes_no_sense_leaves_the_preset(open_page: OpenPage, query: dict[str, str]) -> None:
     at = opened(open_page, **query)

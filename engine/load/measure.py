@@ -93,7 +93,7 @@ class _Measurement:
                     self._try_one(generator, task)
                 result = self._measure(generator, task)
                 self._board.change_results(knee=knee_of(self._board.results.levels))
-                if self._config.profile == "ramp" and self._is_saturated(index, result):
+                if self._config.profile == "ramp" and index < len(levels) - 1 and self._is_saturated(index, result):
                     self._board.change_results(saturated=True)
                     break
         return self._board.results

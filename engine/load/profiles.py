@@ -92,13 +92,17 @@ def saturated(before: LevelResult, after: LevelResult) -> bool:
 
 
 def knee_of(levels: Sequence[LevelResult]) -> int | None:
-    """Where throughput / E2E is highest: beyond it, latency grows faster than throughput (Kleinrock's power, 1979)."""
+    """Where throughput / E2E is highest: beyond it, latency grows faster than throughput (Kleinrock's power, 1979).
+
+    None where that is the last level: nothing beyond it was measured.
+    """
     powers = [
         level.throughput_tok_s / level.e2e_ms.mean if level.throughput_tok_s and level.e2e_ms else None
         for level in levels
     ]
     known = [power for power in powers if power is not None]
-    return powers.index(max(known)) if len(known) >= LEAST_LEVELS_FOR_KNEE else None
+    best = powers.index(max(known)) if len(known) >= LEAST_LEVELS_FOR_KNEE else None
+    return best if best != len(levels) - 1 else None
 
 
 def _closed(config: LoadTestConfig, users: int) -> Level:

@@ -30,7 +30,7 @@ POOL = 1000
 NOT_FOUND, DENIED = 404, (401, 403)
 ESTIMATED_NOTE = "The server has no /tokenize: made-up prompts are words, about as many as tokens were asked for."
 NO_CHAT_NOTE = "The model has no chat template: prompts are sent as plain text."
-NONCE_TOKENS = 8
+NONCE_TOKENS = 12  # "[1234567] ": nine where each digit is a token, and some to spare
 Check = Callable[[], None]
 
 

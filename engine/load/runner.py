@@ -63,9 +63,9 @@ class LoadTestRunner:
                 self._board = before
                 raise AlreadyRunning("A chat answer is being written.", "Wait for it, or stop it.")
             self._cancel.clear()
-            self._over.clear()
+            self._over = over = threading.Event()  # the last test may still be ending: it sets its own
             self._subject = {}
-            threading.Thread(target=self._run, args=(config, server), name="load-test", daemon=True).start()
+            threading.Thread(target=self._run, args=(config, server, over), name="load-test", daemon=True).start()
 
     def cancel(self) -> None:
         """End it soon; what was measured is kept and marked."""
@@ -97,11 +97,11 @@ class LoadTestRunner:
 
     # -- on the runner's thread
 
-    def _run(self, config: LoadTestConfig, server: ServerConfig | None) -> None:
+    def _run(self, config: LoadTestConfig, server: ServerConfig | None, over: threading.Event) -> None:
         try:
             self._run_to_its_end(config, server)
         finally:
-            self._over.set()
+            over.set()
 
     def _run_to_its_end(self, config: LoadTestConfig, server: ServerConfig | None) -> None:
         state, error, remedy = LoadState.DONE, None, ""

@@ -196,6 +196,8 @@ class LevelSender:
         if flight.recorder.trace().ok:
             self._in_a_row = 0
             return
+        if flight.recorder.error == CANCELLED:
+            return
         self._failed += 1
         self._in_a_row += 1
         most = max(FAILURES_IN_A_ROW, FAILURES_PER_USER * (self._order.users or len(self._flying)))

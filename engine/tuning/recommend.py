@@ -46,7 +46,7 @@ def recommend(study: Study) -> Recommendation | None:
     if not trials:
         return None
     good = [trial for trial in trials if meets(trial, slo)]
-    chosen = max(good, key=_throughput) if good else min(trials, key=lambda trial: excess(trial, slo) or 0.0)
+    chosen = max(good, key=_throughput) if good else min(trials, key=lambda trial: _distance(trial, slo))
     return Recommendation(
         trial=chosen.number,
         words=_words(study, chosen, slo, bool(good)),
@@ -67,6 +67,12 @@ def pareto(trials: Sequence[Trial]) -> tuple[int, ...]:
         for number, fast, late in points
         if not any(f >= fast and t <= late and (f > fast or t < late) for _, f, t in points)
     )
+
+
+def _distance(trial: Trial, slo: Slo) -> tuple[int, float, float]:
+    """How far from the SLO: failed requests first, then the worst share of a limit, then slowness."""
+    failed = trial.level.requests_failed if trial.level else 0
+    return failed, excess(trial, slo) or 0.0, -_throughput(trial)
 
 
 def _throughput(trial: Trial) -> float:

@@ -129,7 +129,7 @@ def test_the_document_has_a_level_for_each_load_and_is_a_saved_run(
     ]
     first = answer["levels"][0]
     assert first["output_tokens"] == 40 and first["goodput_pct"] == 100 and first["client_cpu_s"] > 0
-    assert first["ttft_p50_ms"] > 9 and first["tpot_p50_ms"] > 1 and first["badges"][0]["code"] == "few_samples"
+    assert first["ttft_p50_ms"] > 9 and first["tpot_p50_ms"] > 0 and first["badges"][0]["code"] == "few_samples"
     assert set(first["conventions"]) == {"vllm_bench", "guidellm"} and "samples" not in first
     saved = RunStore(Settings.from_env().database).get(answer["run_id"])
     assert saved is not None and len(saved.results["levels"][0]["samples"]) == 4

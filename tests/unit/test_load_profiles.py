@@ -180,3 +180,4 @@ def test_the_knee_is_where_throughput_over_latency_is_highest() -> None:
     assert knee_of(levels) == 1
     assert knee_of(levels[:2]) is None
     assert knee_of([level(None), *levels[:2]]) is None
+    assert knee_of([level(60, 800), level(180, 900), level(340, 1000)]) is None  # nothing beyond the best was measured

@@ -107,15 +107,12 @@ def _open(settings: Settings, lock: FileLock | None) -> LabServices:
             return "A chat answer is being written."
         return "The four requests of Live blocks are on their way." if blocks.sending else ""
 
-    def is_answering() -> bool:
-        return bool(answering())
-
     archive = ChatArchive(settings, store, supervisor.snapshot)
     chats = ChatRegistry(before_turn=require_nothing_measured, archive=archive, extra_fields=live.chat_fields)
     blocks = BlockWatch(live, supervisor.snapshot, before_sending=require_nothing_measured)
     compare = CompareRunner(settings, supervisor, store, answering)
-    load = LoadTestRunner(settings, supervisor, store, is_answering)
-    tuning = TuningRunner(settings, supervisor, store, is_answering, owner=lock is not None)
+    load = LoadTestRunner(settings, supervisor, store, answering)
+    tuning = TuningRunner(settings, supervisor, store, answering, owner=lock is not None)
     return LabServices(
         settings=settings,
         environment=collect(settings),

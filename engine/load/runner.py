@@ -32,11 +32,11 @@ class LoadTestRunner:
         settings: Settings,
         supervisor: Supervisor,
         store: RunStore,
-        is_chatting: Callable[[], bool] = lambda: False,
+        answering: Callable[[], str] = lambda: "",
     ) -> None:
         self._settings, self._supervisor, self._store = settings, supervisor, store
         self._server = MeasuredServer(settings, supervisor, self._say, self._check_cancel)
-        self._is_chatting = is_chatting
+        self._answering = answering
         self._lock = threading.Lock()
         self._board = LoadBoard()
         self._subject: dict[str, Any] = {}
@@ -59,9 +59,9 @@ class LoadTestRunner:
             if reason := self._supervisor.snapshot().reserved:
                 raise AlreadyRunning(reason, "Wait until it is over, or cancel it.")
             before, self._board = self._board, LoadBoard(config)
-            if self._is_chatting():  # asked when the board says "running" already, as a chat asks the other way round
+            if answered := self._answering():  # the board says "running" by now, and a chat asks the other way round
                 self._board = before
-                raise AlreadyRunning("A chat answer is being written.", "Wait for it, or stop it.")
+                raise AlreadyRunning(answered, "Wait until it is over.")
             self._cancel.clear()
             self._over = over = threading.Event()  # the last test may still be ending: it sets its own
             self._subject = {}

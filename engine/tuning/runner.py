@@ -58,13 +58,13 @@ class TuningRunner:
         settings: Settings,
         supervisor: Supervisor,
         store: RunStore,
-        is_chatting: Callable[[], bool] = lambda: False,
+        answering: Callable[[], str] = lambda: "",
         *,
         owner: bool = True,
         load: Measure = measure,
     ) -> None:
         self._bench = Bench(settings, supervisor, store, load)
-        self._is_chatting, self._owner = is_chatting, owner
+        self._answering, self._owner = answering, owner
         left_over = _left_over(store) if owner else None
         self._interrupted = left_over is not None and left_over.state == StudyState.RUNNING
         self._board = StudyBoard(studies.interrupted(left_over) if left_over else None)
@@ -195,8 +195,8 @@ class TuningRunner:
             expected_s = self.estimate(study.config).total_s
             self._board = StudyBoard(study, expected_s, before.snapshot().previous)
             try:
-                if self._is_chatting():  # asked when the board says "running", as the others ask the other way round
-                    raise AlreadyRunning("A chat answer is being written.", "Wait for it, or stop it.")
+                if answered := self._answering():  # the board says "running" by now; they ask the other way round
+                    raise AlreadyRunning(answered, "Wait until it is over.")
                 studies.keep(self._bench.store, study)
                 studies.forget_old(self._bench.store)
             except LabError:

@@ -320,7 +320,9 @@ def test_a_second_load_test_and_a_comparison_are_refused_meanwhile(
 
 def test_it_is_refused_while_something_else_has_the_server_or_a_chat_streams(lab: Lab, attached: FakeOpenAI) -> None:
     chatting = threading.Event()
-    runner = LoadTestRunner(lab.settings, lab.supervisor, lab.store, chatting.is_set)
+    runner = LoadTestRunner(
+        lab.settings, lab.supervisor, lab.store, lambda: "A chat answer." if chatting.is_set() else ""
+    )
     with lab.supervisor.reserved("A comparison is being measured."), pytest.raises(AlreadyRunning, match="comparison"):
         runner.start(CONFIG)
     chatting.set()

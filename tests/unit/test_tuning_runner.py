@@ -436,7 +436,7 @@ def test_nothing_begins_while_something_else_runs(lab: Lab, load: ScriptedLoad, 
 
 
 def test_a_study_does_not_begin_beside_a_chat_a_reservation_or_another_lab(lab: Lab, load: ScriptedLoad) -> None:
-    chatting = TuningRunner(lab.settings, lab.supervisor, lab.store, lambda: True, load=load)
+    chatting = TuningRunner(lab.settings, lab.supervisor, lab.store, lambda: "A chat answer is written.", load=load)
     with pytest.raises(AlreadyRunning, match="chat"):
         chatting.start(grid())
     assert chatting.snapshot().state == StudyState.IDLE

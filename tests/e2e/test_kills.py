@@ -87,7 +87,7 @@ def test_a_killed_hugging_face_process_leaves_the_server_alone_and_what_was_meas
     server = served(lab)
     before = children()
     lab.compare.start(replace(CONFIG, users=(8,)))
-    wait_for("many answers of Hugging Face", lambda: "8 prompts" in lab.compare.snapshot().message, ENDS_S)
+    wait_for("many answers of Hugging Face", lambda: "8 prompts" in lab.compare.snapshot().message, READY_S)
     (child,) = children() - before
     os.kill(child, signal.SIGKILL)
     snapshot = ended(lab)
@@ -104,7 +104,7 @@ def test_a_killed_part_of_the_server_ends_the_comparison_and_what_was_measured_s
 ) -> None:
     server = served(lab)
     lab.compare.start(CONFIG)
-    wait_for("an answer of vLLM", writing(lab, "vllm"), ENDS_S)
+    wait_for("an answer of vLLM", writing(lab, "vllm"), READY_S)
     os.kill(process_named(server, victim), signal.SIGKILL)
     snapshot = ended(lab)
     assert saved_engines(lab, snapshot) == {"hf"}

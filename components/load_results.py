@@ -16,6 +16,7 @@ from components.load_shown import Shown
 from components.load_values import (
     CONVENTIONS,
     LAB,
+    WHOLE_LEVEL,
     best,
     doubts,
     formula,
@@ -115,8 +116,11 @@ def _facts(shown: Shown, top: LevelResult, convention: str) -> None:
         (*_goodput_fact(top), "goodput", "goodput_pct"),
         (*_requests_fact(top), "requests", "requests"),
     ]
-    if doubted := doubts(top, "throughput_tok_s"):
-        _badges(doubted, "Throughput: ")
+    of_all, of_speed = doubts(top, WHOLE_LEVEL), doubts(top, "throughput_tok_s")
+    if of_all or of_speed:
+        with st.container(horizontal=True):
+            _badges(of_all, "All numbers: ")
+            _badges(of_speed, "Throughput: ")
     for column, (label, value, measure, name) in zip(st.columns(len(facts)), facts, strict=True):
         with column:
             st.metric(label, value, help=_help(measure, label, convention))

@@ -9,7 +9,7 @@ import streamlit as st
 from components import html
 from components.format import UNKNOWN, millis, number, plain, short
 from components.load_shown import Shown
-from components.load_values import LAB, MEASURES, doubts, formula, percentile_formula, value_of
+from components.load_values import LAB, MEASURES, WHOLE_LEVEL, doubts, formula, percentile_formula, value_of
 from engine.load.results import PARTS, LevelResult
 
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -42,13 +42,17 @@ def _row(level: LevelResult, convention: str, footnotes: dict[str, int]) -> tupl
     requests = number(level.requests_ok) + (
         f", {number(level.requests_failed)} failed" if level.requests_failed else ""
     )
-    goodput = UNKNOWN if level.goodput_pct is None else f"{short(level.goodput_req_s)} ({level.goodput_pct:.0f}%)"
+    goodput = UNKNOWN if level.goodput_pct is None else f"{_good(level.goodput_req_s)} ({level.goodput_pct:.0f}%)"
     return (
-        level.label,
+        level.label + _marks(level, WHOLE_LEVEL, footnotes),
         requests + _marks(level, "requests", footnotes),
         *(text + _marks(level, name, footnotes) for name, text in zip(TABLE_NAMES, shown, strict=True)),
         goodput,
     )
+
+
+def _good(req_s: float | None) -> str:
+    return "0" if req_s == 0 else short(req_s)
 
 
 def _marks(level: LevelResult, name: str, footnotes: dict[str, int]) -> str:

@@ -32,15 +32,15 @@ OTHERS_HELP: dict[str, dict[str, str]] = {
         "percentile": "the smallest value that reaches the share; nothing is interpolated",
     },
 }
-LATENCIES = tuple(MEASURES)
+WHOLE_LEVEL = "level"
 # Which numbers a badge speaks against; "few_samples" is about percentiles, whatever is measured.
 SPEAKS_AGAINST: dict[str, tuple[str, ...]] = {
     "failed": ("requests",),
     "partial": ("requests",),
     "cache_warm": ("ttft",),
-    "client_bound": ("throughput", *LATENCIES),
+    "client_bound": (WHOLE_LEVEL,),
     "client_late": ("ttft", "itl"),
-    "others_busy": ("throughput", *LATENCIES),
+    "others_busy": (WHOLE_LEVEL,),
     "sent_late": ("ttft", "e2e"),
     "first_slow": ("ttft",),
     "not_warmed": ("ttft",),
@@ -79,7 +79,7 @@ def percentile_formula(convention: str = LAB) -> str:
 
 
 def doubts(level: LevelResult, name: str) -> tuple[Badge, ...]:
-    """The badges that speak against one number of a level."""
+    """The badges that speak against one number of a level, or against all of them (``WHOLE_LEVEL``)."""
     return tuple(badge for badge in level.badges if _speaks_against(badge, level, *split(name)))
 
 

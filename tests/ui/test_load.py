@@ -373,6 +373,10 @@ def test_badges_stand_beside_what_they_qualify_with_their_reasons(open_page: Ope
     rows = table(at)
     assert "590 ¹" in rows and "533 ms" in rows and "533 ms ¹" not in rows
     assert "¹ Preempted, 20 users: 3 times the KV cache was full." in said(at)
+    busy = replace(shots.LEVELS[3], badges=(shots.Badge("others_busy", "Other programs", "They kept 1 of 2 cores."),))
+    _, at = opened(open_page, replace(shots.DONE, results=replace(shots.RESULTS, levels=(*shots.LEVELS[:3], busy))))
+    assert part(at, "load_result").count("All numbers: Other programs") == 1
+    assert "20 users ¹" in table(at) and "590 ¹" not in table(at)
     level = shots.LEVELS[0]
     assert doubts(level, "ttft_p99_ms") == (shots.FEW,) and doubts(level, "ttft_p50_ms") == ()
 

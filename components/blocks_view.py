@@ -88,7 +88,8 @@ def notes(cache: Cache) -> None:
     st.caption(
         "Blocks, order and letters are the server's own KV events. They tell which blocks can be found by their hash; "
         "which of them a request holds at this moment they don't tell, so “in use now” is read from /metrics. A block "
-        "is cached when it is full, and stays until another needs its place." + (mended if replayed else "")
+        "is cached when it is full, and stays until another needs its place. One block of every vLLM server (the null "
+        "block) holds no tokens and is left out here." + (mended if replayed else "")
     )
 
 

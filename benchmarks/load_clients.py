@@ -40,13 +40,15 @@ main(parser.parse_args())
 
 @dataclass(frozen=True)
 class Work:
-    """What every client is given."""
+    """What every client is given. A ``seed`` of its own for every run: with the same prompts again, the second run of
+    vLLM's or guidellm's client would find those of the first in the server's prefix cache."""
 
     endpoint: Endpoint
     tokenizer: Path
     streams: int
     requests: int
     tokens: int
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def vllm_bench(work: Work, folder: Path) -> Started:
     argv += ["--random-output-len", str(work.tokens), "--num-prompts", str(work.requests)]
     argv += ["--max-concurrency", str(work.streams), "--num-warmups", str(min(work.streams, 256))]
     argv += ["--temperature", "0", "--ignore-eos", "--disable-tqdm", "--save-result", "--result-dir", str(folder)]
-    argv += ["--result-filename", "result.json"]
+    argv += ["--result-filename", "result.json", "--seed", str(work.seed)]
 
     def read() -> Reported:
         found = json.loads((folder / "result.json").read_text())
@@ -179,6 +181,7 @@ def guidellm(work: Work, folder: Path) -> Started:
     argv += ["--data", f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={work.tokens}"]
     argv += ["--tokenizer", f"kind=huggingface_auto,model={work.tokenizer}"]
     argv += ["--output", f"kind=json,path={folder / 'result.json'}", "--disable-console"]
+    argv += ["--seed", f"kind=static,value={work.seed}"]
 
     def read() -> Reported:
         metrics = json.loads((folder / "result.json").read_text())["benchmarks"][0]["metrics"]

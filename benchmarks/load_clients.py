@@ -159,7 +159,7 @@ def vllm_bench(work: Work, folder: Path) -> Started:
     argv += ["--base-url", work.endpoint.root_url, "--model", work.endpoint.model, "--tokenizer", str(work.tokenizer)]
     argv += ["--dataset-name", "random", "--random-input-len", str(PROMPT_TOKENS)]
     argv += ["--random-output-len", str(work.tokens), "--num-prompts", str(work.requests)]
-    argv += ["--max-concurrency", str(work.streams), "--num-warmups", str(min(work.streams, 256))]
+    argv += ["--max-concurrency", str(work.streams), "--num-warmups", str(work.streams)]
     argv += ["--temperature", "0", "--ignore-eos", "--disable-tqdm", "--save-result", "--result-dir", str(folder)]
     argv += ["--result-filename", "result.json", "--seed", str(work.seed)]
 

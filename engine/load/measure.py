@@ -22,7 +22,7 @@ from engine.telemetry.host import CoreWatch, OtherWork
 from engine.telemetry.prometheus import scrape
 
 WARM_UP_TOKENS = 8
-MOST_WARM_UPS = 256
+MOST_WARM_UPS = 1000
 OPEN_LOOP_WARM_UPS = 8
 SPARE_FILES = 64
 NOT_FORCED_NOTE = "This server is not known to force the length of answers: they end where the model ends them."

@@ -121,6 +121,11 @@ class Settings:
         return self.data_dir / "logs"
 
     @property
+    def compiled_dir(self) -> Path:
+        """What torch.compile made, for the next start of the same model."""
+        return self.data_dir / "compiled"
+
+    @property
     def state_dir(self) -> Path:
         """What is true only while something runs: locks, the running server's address."""
         return self.data_dir / "state"
@@ -202,13 +207,15 @@ class ServerConfig:
 class Endpoint:
     """An OpenAI-compatible server: where it is and what it serves.
 
-    ``base_url`` ends in ``/v1`` as the OpenAI SDK wants it. The key never shows in ``repr``.
+    ``base_url`` ends in ``/v1`` as the OpenAI SDK wants it. ``engine`` is a key of ``engine.dialects``, None where it
+    isn't known. The key never shows in ``repr``.
     """
 
     base_url: str
     model: str
     api_key: str | None = None
     max_model_len: int | None = None
+    engine: str | None = None
 
     @property
     def root_url(self) -> str:

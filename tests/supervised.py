@@ -75,6 +75,7 @@ class Lab:
         port: int,
         api_key: str,
         kv_events: str | None = None,
+        **_: Any,
     ) -> Launch:
         argv = (sys.executable, "-m", "tests.fake_server", "--port", str(port), "--model", source.model_id)
         env = {"VLLM_API_KEY": api_key, "PYTHONPATH": str(PROJECT_ROOT)} | self.preload

@@ -67,7 +67,14 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> Answer:
 
 def _printed_command(config: ServerConfig, settings: Settings) -> dict[str, Any]:
     source = prepare(config.model, settings, progress=say)
-    launch = build_launch(config, detect_hardware(settings), source, port=config.port or 8000, api_key="…")
+    launch = build_launch(
+        config,
+        detect_hardware(settings),
+        source,
+        port=config.port or 8000,
+        api_key="…",
+        compiled=settings.compiled_dir,
+    )
     variables = {name: "…" if name == "VLLM_API_KEY" else value for name, value in launch.env.items()}
     return {"argv": list(launch.argv), "env": variables, "command": launch.shell_line(), "model": source.to_dict()}
 

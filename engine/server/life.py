@@ -140,7 +140,8 @@ class ServerLife:
         if config.port is not None:
             require_free(config.port)
         kv_events = tools.events.open(config) if tools.events else None
-        launch = tools.build(config, hardware, source, port=port, api_key=key, kv_events=kv_events)
+        compiled = tools.settings.compiled_dir
+        launch = tools.build(config, hardware, source, port=port, api_key=key, kv_events=kv_events, compiled=compiled)
         endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", source.model_id, key, config.max_model_len)
         log_path = self._new_log()
         warm = tools.warm

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Self
 
 from engine.config import Device, ServerConfig
@@ -124,13 +125,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Known:
-    """What a prediction is made from. ``running``: a server that is ready now, ``held_bytes`` the RAM it gives back."""
+    """What a prediction is made from.
+
+    ``running``: a server that is ready now; ``held_bytes``: the RAM it gives back; ``compiled``: the folder that keeps
+    what torch.compile makes.
+    """
 
     hardware: Hardware
     source: ModelSource | None
     store: RunStore
     running: ServerSnapshot | None = None
     held_bytes: int = 0
+    compiled: Path | None = None
 
     @property
     def hardware_then(self) -> Hardware:
@@ -142,7 +148,8 @@ def launch_of(config: ServerConfig, known: Known) -> Launch | None:
     """What would be started, without a key; None where the model is not here. Raises a LabError for what can't be."""
     if known.source is None:
         return None
-    return build_launch(config, known.hardware_then, known.source, port=config.port or PORT, api_key="")
+    port, compiled = config.port or PORT, known.compiled
+    return build_launch(config, known.hardware_then, known.source, port=port, api_key="", compiled=compiled)
 
 
 def known_now(hardware: Hardware, source: ModelSource | None, store: RunStore, snapshot: ServerSnapshot) -> Known:

@@ -52,7 +52,8 @@ class Bench:
 
     def known(self, model: str) -> Known:
         source, hardware = find_ready(model, self.settings), detect_hardware(self.settings)
-        return known_now(hardware, source, self.store, self.supervisor.snapshot())
+        known = known_now(hardware, source, self.store, self.supervisor.snapshot())
+        return replace(known, compiled=self.settings.compiled_dir)
 
     def running(self) -> ServerConfig | None:
         """The configuration of our own server, where it is ready."""

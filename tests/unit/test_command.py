@@ -250,6 +250,14 @@ def test_more_workers_than_gpus_are_refused_except_on_a_ray_cluster(build: Any, 
         assert value_of(launch, f"--{name.replace('_', '-')}") == str(size)
 
 
+def test_compiled_code_is_kept_for_the_next_start_on_a_cpu(build: Any, tmp_path: Path) -> None:
+    kept = build(ServerConfig(enforce_eager=False), compiled=tmp_path).env
+    assert kept["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
+    assert kept["VLLM_USE_AOT_COMPILE"] == "0"
+    for env in (build(ServerConfig(enforce_eager=False)).env, build(hardware=TWO_A100, compiled=tmp_path).env):
+        assert not {"TORCHINDUCTOR_CACHE_DIR", "VLLM_USE_AOT_COMPILE"} & set(env)
+
+
 def test_every_worker_of_a_cpu_gets_cores_of_its_own(build: Any) -> None:
     four_cores = machine(cores=4)
     assert build(hardware=four_cores).env["VLLM_CPU_OMP_THREADS_BIND"] == "0,1,2,3"

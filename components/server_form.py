@@ -102,8 +102,8 @@ def _fields(config: ServerConfig, hardware: Hardware, longest: int | None, gener
             list(MODES),
             list(MODES).index(mode),
             key=f"server_mode_{generation}",
-            help="Automatic: eager on a CPU, CUDA graphs on a GPU. On a CPU compiled answers faster, and needs a minute "
-            "more at its first start, a quarter of that later.",
+            help="Automatic: eager on a CPU, CUDA graphs on a GPU. On a CPU compiled answers faster, and needs a "
+            "minute more at its first start, a quarter of that later.",
         )
         values["enforce_eager"] = MODES[picked]
     values["enable_prefix_caching"] = st.toggle(

@@ -126,7 +126,8 @@ def _notes(snapshot: ServerSnapshot) -> list[str]:
     if snapshot.state == ServerState.FAILED and snapshot.diagnosis:
         return [snapshot.diagnosis.cause]
     if snapshot.attached and snapshot.endpoint:
-        return [snapshot.endpoint.base_url]
+        engine = [snapshot.engine_name] if snapshot.detected else []
+        return [*engine, snapshot.endpoint.base_url]
     if snapshot.ready and snapshot.source:
         return [f"{SOURCE_WORDS.get(str(snapshot.source.origin), str(snapshot.source.origin))} weights"]
     return []

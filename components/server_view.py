@@ -72,7 +72,12 @@ def ready_facts(snapshot: ServerSnapshot) -> list[tuple[str, str, str]]:
         place = snapshot.endpoint.base_url if snapshot.endpoint else ""
         length = snapshot.endpoint.max_model_len if snapshot.endpoint else None
         unknown = "not started by the lab: its weights, dtype and threads are not known"
-        return [("Attached to", place, unknown), ("Context", number(length), "tokens per request")]
+        engine, proof = snapshot.engine_name, snapshot.detected.evidence if snapshot.detected else ""
+        return [
+            ("Attached to", place, unknown),
+            ("Engine", engine, proof or "it says nothing that tells: only the client's figures are known"),
+            ("Context", number(length), "tokens per request"),
+        ]
     capacity, config = snapshot.capacity, snapshot.config
     length = (snapshot.endpoint.max_model_len if snapshot.endpoint else None) or (config and config.max_model_len)
     most = number(config.max_num_seqs if config else None)

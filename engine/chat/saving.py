@@ -113,7 +113,7 @@ class ChatArchive:
         return Asked(text, options, served, now, CoreWatch(self._hardware, current.pid if ours else None))
 
     def environment(self) -> dict[str, Any]:
-        return collect(self._settings).to_dict()
+        return collect(self._settings).to_dict() | {"engine": self._server().engine_name}
 
     @cached_property
     def _hardware(self) -> Hardware:

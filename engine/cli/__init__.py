@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import traceback
 
-from engine.cli import capacity, chat, check, compare, load, runs, serve, simulate, stop, tune
+from engine.cli import capacity, chat, check, compare, load, runs, scrape, serve, simulate, stop, tune
 from engine.cli.common import say
 from engine.config import Settings
 from engine.errors import LabError
@@ -23,6 +23,7 @@ VERBS = (
     chat,
     simulate,
     capacity,
+    scrape,
     runs,
     stop,
 )

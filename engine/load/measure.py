@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.config import Endpoint, LoadTestConfig
+from engine.dialects import by_key
 from engine.errors import ConfigError, RequestInterrupted
 from engine.load.board import LoadBoard
 from engine.load.levels import level_result
@@ -63,6 +64,11 @@ def measure(
     return _Measurement(endpoint, config, board, cancelled, watch_cores).run()
 
 
+def _can_force(endpoint: Endpoint) -> bool:
+    """Whether this engine knows ``ignore_eos``; one that nobody has recognised tells by its metrics."""
+    return by_key(endpoint.engine or scrape(endpoint).engine).ignore_eos
+
+
 class _Measurement:
     def __init__(
         self,
@@ -82,7 +88,7 @@ class _Measurement:
         self._board.change_results(slo=slo_of(self._config))
         self._board.say("Preparing the prompts")
         tokenizer = ask_tokenizer(self._endpoint)
-        forces = self._config.force_length and scrape(self._endpoint).running is not None
+        forces = self._config.force_length and _can_force(self._endpoint)
         self._note_choices(forces)
         with LoadGenerator() as generator:
             for index, level in enumerate(levels):

@@ -139,6 +139,7 @@ class LoadTestRunner:
         self._subject = {
             "server": now.config.to_dict() if now.config else None,
             "command": now.command,
+            "engine": now.engine_name,
             "model": source.to_dict() if source else {"model_id": now.endpoint.model if now.endpoint else None},
         }
 
@@ -163,7 +164,7 @@ class LoadTestRunner:
             state.value,
             duration_s=time.monotonic() - self._board.began_s,
             config=config.to_dict() | {"server": self._subject.get("server")},
-            environment=collect(self._settings).to_dict(),
+            environment=collect(self._settings).to_dict() | {"engine": self._subject.get("engine")},
             model=self._subject.get("model") or {},
             command=self._subject.get("command") or "",
             results=results.to_dict() | ({"error": error} if error else {}),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from engine.config import Endpoint, ServerConfig
+from engine.dialects import Detected
 from engine.models import ModelSource
 
 
@@ -89,6 +90,7 @@ class ServerSnapshot:
 
     ``generation`` grows with every start, so that a viewer can tell one server from the next.
     ``attached``: somebody else runs it; ``adopted``: that is a lab on this data folder, so what it serves is known.
+    ``detected`` is the engine of a server that somebody else runs, None for our own.
     ``ready_after_s`` counts from the press of Start, ``load_s`` from the start of the process; ``forked``: that had
     vLLM imported already. ``reserved`` says why nobody may start or stop it now; empty when anybody may.
     Times are seconds; ``started_at`` is Unix time.
@@ -115,10 +117,16 @@ class ServerSnapshot:
     pid: int | None = None
     log_path: str | None = None
     reserved: str = ""
+    detected: Detected | None = None
 
     @property
     def ready(self) -> bool:
         return self.state == ServerState.READY
+
+    @property
+    def engine_name(self) -> str:
+        """For people; our own server is always vLLM."""
+        return self.detected.words if self.detected else "vLLM"
 
     @property
     def busy(self) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import Endpoint, ServerConfig, Settings
+from engine.dialects import detect
 from engine.endpoint_api import list_models, probe_one_token
 from engine.environment import Hardware, detect_hardware
 from engine.errors import (
@@ -149,6 +150,8 @@ class Supervisor:
         self._check_attachable()
         endpoint = _served_endpoint(url, api_key, model)
         probe_one_token(endpoint, ATTACH_PROBE_S)
+        found = detect(endpoint)
+        endpoint = replace(endpoint, engine=found.dialect.key if found.known else None)
         capacity = scraped_capacity(endpoint, KvCapacity())
         with self._lock:
             self._check_attachable()
@@ -160,6 +163,7 @@ class Supervisor:
                 started_at=time.time(),
                 message=f"Attached to {url}",
                 capacity=capacity,
+                detected=found,
             )
             watched = self._snapshot.generation
         threading.Thread(target=self._watch, args=(endpoint, watched), name="server-watch", daemon=True).start()

@@ -98,15 +98,21 @@ def test_a_server_is_started_where_none_runs_and_stopped_again(lab: Lab, runner:
     assert run is not None and run.config["server"]["model"] and run.command and run.model["origin"] == "local"
 
 
-def test_lengths_are_forced_on_vllm_and_only_there(runner: LoadTestRunner, attached: FakeOpenAI) -> None:
+def test_lengths_are_forced_where_the_engine_can(lab: Lab, runner: LoadTestRunner, attached: FakeOpenAI) -> None:
     runner.start(CONFIG)
     done = finished(runner)
     assert all(sent.body["ignore_eos"] for sent in attached.sent)
     assert done.levels[0].lengths_forced and done.results.notes == ()
-    attached.sent.clear()
+    run = lab.store.get(done.run_id or "")
+    assert run is not None and run.environment["engine"] == "vLLM"
     attached.metrics_text = ""
+    lab.supervisor.detach()
+    lab.supervisor.attach(attached.base_url, "key")
+    attached.sent.clear()
     runner.start(CONFIG)
     done = finished(runner)
+    run = lab.store.get(done.run_id or "")
+    assert run is not None and run.environment["engine"] == "Unknown engine"
     assert not any("ignore_eos" in sent.body for sent in attached.sent)
     assert done.levels[0].lengths_forced is False and NOT_FORCED_NOTE in done.results.notes
 

@@ -61,6 +61,7 @@ READ = ServerMetrics(
     num_blocks=480,
     kv_tokens=15360,
     max_concurrency=7.5,
+    engine="vllm",
 )
 
 
@@ -128,8 +129,10 @@ def test_a_cache_is_never_fuller_than_full(share: str) -> None:
     assert parse(f"vllm:kv_cache_usage_perc {share}\n").kv_cache_usage is None
 
 
-def test_another_engine() -> None:
-    assert parse("sglang:num_running_reqs 1.0\nllamacpp:requests_processing 2\n") == ServerMetrics()
+def test_two_engines_in_one_text_are_not_mixed() -> None:
+    found = parse("sglang:num_running_reqs 1.0\nllamacpp:requests_processing 2\n")
+    assert found == ServerMetrics(running=1, engine="sglang")
+    assert parse("other:num_requests 1.0\n") == ServerMetrics()
 
 
 def test_scrape(server: FakeOpenAI) -> None:

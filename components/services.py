@@ -26,6 +26,7 @@ def _open() -> LabServices:
     try:
         if settings.autostart and not services.tuning.resume_interrupted():
             services.supervisor.start()
+        services.telemetry.start()
     except BaseException:
         services.close()  # else the data folder would stay ours, and the next try would find it taken
         raise

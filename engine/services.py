@@ -18,6 +18,7 @@ from engine.server.record import ServerRecord, read_record
 from engine.server.supervisor import Supervisor
 from engine.server.warm import WarmStarts
 from engine.store import RunStore
+from engine.telemetry.sampler import Sampler
 from engine.tuning.runner import TuningRunner
 
 OWNER_LOCK = "owner.lock"
@@ -36,10 +37,12 @@ class LabServices:
     tuning: TuningRunner
     chats: ChatRegistry
     blocks: BlockWatch
+    telemetry: Sampler
     lock: FileLock | None
 
     def close(self) -> None:
         """Cancel what runs, stop the server (unless it is somebody else's) and free the data folder."""
+        self.telemetry.close()
         self.compare.close()
         self.load.close()
         self.tuning.close()
@@ -113,9 +116,10 @@ def _open(settings: Settings, lock: FileLock | None) -> LabServices:
     compare = CompareRunner(settings, supervisor, store, answering)
     load = LoadTestRunner(settings, supervisor, store, answering)
     tuning = TuningRunner(settings, supervisor, store, answering, owner=lock is not None)
+    environment = collect(settings)
     return LabServices(
         settings=settings,
-        environment=collect(settings),
+        environment=environment,
         store=store,
         supervisor=supervisor,
         compare=compare,
@@ -123,5 +127,6 @@ def _open(settings: Settings, lock: FileLock | None) -> LabServices:
         tuning=tuning,
         chats=chats,
         blocks=blocks,
+        telemetry=Sampler(supervisor.snapshot, load.snapshot, environment.hardware.gpus),
         lock=lock,
     )

@@ -84,7 +84,8 @@ ALERTS = (
     Alert(
         "queue_growing",
         "Queue is growing",
-        "More requests come than are answered. Send fewer, raise max_num_seqs if the KV cache has room, or add a server.",
+        "More requests come than are answered. Send fewer, raise max_num_seqs where the KV cache has room, or add a "
+        "server.",
         f"more waiting than {QUEUE_LOOKBACK_S} s before",
         "requests",
         f"sum(vllm:num_requests_waiting) > sum(vllm:num_requests_waiting offset {QUEUE_LOOKBACK_S}s)",

@@ -51,7 +51,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart. ``reason``: why a query of it may return nothing (no traffic, another exporter); empty when it never does."""
+    """One chart. ``reason``: why its queries may return nothing (no traffic, another exporter); empty: they all do."""
 
     key: str
     title: str

@@ -1,12 +1,13 @@
 PYTHON ?= python3.11
 PY := .venv/bin/python
 
-.PHONY: help setup run test lint screenshots
+.PHONY: help setup run test lint screenshots deploy-files
 help:
 	@echo "make run    install what is missing and open the lab on http://127.0.0.1:8501"
 	@echo "make setup  install only"
 	@echo "make test   install what the tests need, lint, and run all of them"
 	@echo "make lint   ruff and mypy"
+	@echo "make deploy-files  Prometheus' and Grafana's files in deploy/, from the app's own panels and alerts"
 	@echo "make screenshots   new pictures for the README, of the lab that is running"
 
 setup:
@@ -29,3 +30,6 @@ test:
 
 screenshots:
 	@$(PY) scripts/screenshots.py docs/screenshots
+
+deploy-files:
+	@$(PY) scripts/deploy_files.py

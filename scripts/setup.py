@@ -62,6 +62,7 @@ def _steps(dev: bool, no_model: bool) -> list[tuple[str, Callable[[], None]]]:
     if dev:
         steps.append(("Install what the tests need", lambda: _pip_once("requirements-dev.txt")))
         steps.append(("Find a browser for the tests", _find_browser))
+        steps.append(("Find a Prometheus for the tests", _find_prometheus))
     if not no_model:
         steps.append(("Prepare the default model", _prepare_model))
     return steps
@@ -145,6 +146,11 @@ def _pip_once(name: str) -> None:
 def _find_browser() -> None:
     if subprocess.run([str(PYTHON), "-m", "tests.browser"], cwd=ROOT).returncode:
         raise StepFailed("there is no browser, see above")
+
+
+def _find_prometheus() -> None:
+    if subprocess.run([str(PYTHON), "-m", "tests.prometheus_tools"], cwd=ROOT).returncode:
+        raise StepFailed("there is no Prometheus, see above")
 
 
 def _prepare_model() -> None:

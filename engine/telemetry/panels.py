@@ -51,7 +51,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart. ``reason``: why its queries may return nothing (no traffic, another exporter); empty: they all do."""
+    """One chart. ``reason``: why its queries may return nothing (no traffic, another exporter); mostly empty."""
 
     key: str
     title: str

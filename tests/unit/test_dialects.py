@@ -102,6 +102,10 @@ def models(owner: str) -> dict[str, Any]:
             "llamacpp",
             ServerMetrics(running=4, waiting=46, prompt_tokens=5061, generation_tokens=39080, engine="llamacpp"),
         ),
+        (
+            "ray_vllm",
+            ServerMetrics(running=5, kv_cache_usage=0.5, generation_tokens=300, engine="ray_vllm"),
+        ),
         ("tgi", ServerMetrics(running=5, waiting=3, prompt_tokens=9000, generation_tokens=50000, engine="tgi")),
         (
             "lmdeploy",

@@ -40,6 +40,8 @@ MAX_RESPONSE_BYTES = 64 << 20
 CANCEL_POLL_S = 0.05
 # uvicorn closes a connection that was idle for 5 s: a request must not go out on one that is about to be closed.
 KEEP_ALIVE_S = 3.0
+# Engines that close the stream after the usage, without ``[DONE]``.
+WITHOUT_END_MARK = frozenset({"transformers"})
 NO_TIMERS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
 
 OnIndexedText = Callable[[int, str, float], None]
@@ -178,7 +180,7 @@ async def stream_into(
                 url, data=body, headers=headers, timeout=NO_TIMERS, allow_redirects=False, trace_request_ctx=recorder
             ) as response,
         ):
-            await _read_answer(recorder, response)
+            await _read_answer(recorder, response, endpoint.engine in WITHOUT_END_MARK)
     except TimeoutError:
         waited_s = time.perf_counter() - recorder.sent_s
         recorder.fail(f"The server sent nothing more; given up after {waited_s:.1f} s.", "It may hang: restart it.")
@@ -220,7 +222,8 @@ async def _time_limits(recorder: AnswerRecorder, timeout_s: float, idle_timeout_
                 timer.cancel()
 
 
-async def _read_answer(recorder: AnswerRecorder, response: aiohttp.ClientResponse) -> None:
+async def _read_answer(recorder: AnswerRecorder, response: aiohttp.ClientResponse, unmarked: bool) -> None:
+    """``unmarked``: the engine sends no end mark, so a finish reason and the usage are the end."""
     if response.status != 200:
         body, _ = await read_bounded(response.content, MAX_ERROR_BYTES)
         recorder.refuse(rejection(response.status, body, response.headers.get("Location", "")))
@@ -229,7 +232,8 @@ async def _read_answer(recorder: AnswerRecorder, response: aiohttp.ClientRespons
         await _read_unstreamed(recorder, response)
         return
     await _read_events(recorder, response.content)
-    if recorder.error is None and not recorder.done:
+    whole = unmarked and bool(recorder.finish_reason and recorder.usage)
+    if recorder.error is None and not (recorder.done or whole):
         recorder.fail("The answer ended before its end mark.", "Was the server stopped?")
 
 

@@ -18,6 +18,7 @@ from engine.baseline import HfBaseline, Loaded
 from engine.client import CompletionRequest, run_concurrently
 from engine.compare_board import Board
 from engine.compare_estimate import Estimate, estimate
+from engine.compare_peers import PeerPart, require_installed
 from engine.compare_plan import (
     Plan,
     Prompt,
@@ -112,6 +113,7 @@ class CompareRunner:
 
     def start(self, config: CompareConfig, server: ServerConfig | None = None) -> None:
         """Begin and return; raises AlreadyRunning. ``server`` is what to start where none runs."""
+        require_installed(config)
         expected = self.estimate(config, server)
         with self._lock:
             self.require_idle()
@@ -182,19 +184,20 @@ class CompareRunner:
 
     def _measure(self, config: CompareConfig, server: ServerConfig | None) -> None:
         if "vllm" not in config.engines:
-            self._measure_hf_alone(config, server)
+            self._measure_without_vllm(config, server)
             return
         with self._server.ready(server):
             current = self._supervisor.snapshot()
             served = current.config or ServerConfig()
             self._subject.server = current.config
-            self._subject.source = self._server.weights() if "hf" in config.engines else current.source
+            beside = set(config.engines) != {"vllm"}
+            self._subject.source = self._server.weights() if beside else current.source
             self._describe(current.endpoint)
             self._say("Preparing the prompts")
             plan = plan_by_server(config, self._supervisor.endpoint(), self._check_cancel)
-            if self._subject.source is not None and "hf" in config.engines:
+            if self._subject.source is not None and beside:
                 with self._room_for(self._subject.source, served):
-                    plan = self._measure_hf(config, self._subject.source, served, plan)
+                    plan = self._measure_others(config, self._subject.source, served, plan)
             assert plan is not None
             if config.eager_against_graphs and not current.attached:
                 self._measure_both_modes(config, served, plan)
@@ -211,11 +214,23 @@ class CompareRunner:
         with self._server.away(served):
             yield
 
-    def _measure_hf_alone(self, config: CompareConfig, server: ServerConfig | None) -> None:
+    def _measure_others(
+        self, config: CompareConfig, source: ModelSource, served: ServerConfig, plan: Plan | None
+    ) -> Plan | None:
+        """Hugging Face and the other engines, one after the other."""
+        hardware = detect_hardware(self._settings)
+        part = PeerPart(self._settings, self._board, self._cancel, self._say, self._check_cancel)
+        part.announce(config, source, hardware)  # one that can't run is told before the others take their time
+        if "hf" in config.engines:
+            plan = self._measure_hf(config, source, served, plan)
+        self._subject.commands |= part.measure(config, source, hardware, plan)
+        return plan
+
+    def _measure_without_vllm(self, config: CompareConfig, server: ServerConfig | None) -> None:
         served = server or self._supervisor.snapshot().config or ServerConfig()
         self._subject.source = prepare(served.model, self._settings, self._say, self._check_cancel)
         self._describe(None)
-        self._measure_hf(config, self._subject.source, served, None)
+        self._measure_others(config, self._subject.source, served, None)
 
     def _describe(self, endpoint: Endpoint | None) -> None:
         """What is known of what is measured; Hugging Face adds what it really loaded."""
@@ -391,7 +406,7 @@ class CompareRunner:
         results, subject = self._board.results, self._subject
         if results.empty:
             return None
-        title = " vs ".join("HF" if engine == "hf" else "vLLM" for engine in config.engines)
+        title = " vs ".join("HF" if engine == "hf" else ENGINE_LABELS[engine] for engine in config.engines)
         if results.ratio is not None:
             title += f": {results.ratio:.1f}×"
         run = new_run(

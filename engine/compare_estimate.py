@@ -12,9 +12,11 @@ from typing import Any, Self
 
 from engine.compare_plan import Shape, shapes, vllm_engines
 from engine.compare_results import APART_NOTE, CompareResults, Mode
-from engine.config import CompareConfig
+from engine.config import PEER_ENGINES, CompareConfig
 from engine.store import Run
 
+# Loaded anew for every comparison, whatever the lab's server does.
+ALONE = frozenset({"hf", *PEER_ENGINES})
 # Below some 250 tokens more or less, reading the prompt changes little of a whole answer's time.
 SIMILAR_PROMPT_CHARS = 1000
 
@@ -91,7 +93,7 @@ def estimate(
 
 def _getting_ready(history: _History, engine: str, config: CompareConfig) -> Span | None:
     """What passes between the engine before and the first repeat of this one."""
-    if engine == "hf" or len(vllm_engines(config)) > 1:  # loaded anew, or the server restarted in another mode
+    if engine in ALONE or len(vllm_engines(config)) > 1:  # loaded anew, or the server restarted in another mode
         return history.load(engine)
     if history.apart and "hf" in config.engines:
         start = history.load(engine) or Span()
@@ -133,7 +135,7 @@ class _History:
         if tokens is None:
             return
         # vLLM's numbers of a server that wasn't the lab's say nothing about this machine.
-        ours = {"hf", "vllm", "vllm_eager"} if run.config.get("server") else {"hf"}
+        ours = ALONE | ({"vllm", "vllm_eager"} if run.config.get("server") else set())
         known = self._size()
         for name, engine in results.engines.items():
             if name in ours and (load_s := _positive(engine.load_s)) is not None:

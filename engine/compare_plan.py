@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.compare_results import Mode
-from engine.config import CompareConfig, Endpoint
+from engine.config import PEER_ENGINES, CompareConfig, Endpoint
 from engine.endpoint_api import tokenize
 from engine.errors import ConfigError, RequestRejected
 
@@ -33,7 +33,7 @@ def shapes(config: CompareConfig) -> tuple[Shape, ...]:
     found: list[Shape] = []
     if "hf" in config.engines:
         found += [Shape("hf", mode, users) for users in numbers_of_users(config) for mode in hf_modes(users, config)]
-    for engine in vllm_engines(config):
+    for engine in (*peers_of(config), *vllm_engines(config)):
         found += [Shape(engine, Mode.CONCURRENT, users) for users in numbers_of_users(config)]
     return tuple(found)
 
@@ -51,6 +51,11 @@ def vllm_engines(config: CompareConfig) -> tuple[str, ...]:
     if "vllm" not in config.engines:
         return ()
     return ("vllm_eager", "vllm") if config.eager_against_graphs else ("vllm",)
+
+
+def peers_of(config: CompareConfig) -> tuple[str, ...]:
+    """Engines besides Hugging Face and vLLM; each is measured in between."""
+    return tuple(engine for engine in config.engines if engine in PEER_ENGINES)
 
 
 def repeats_in_all(config: CompareConfig) -> int:
@@ -89,6 +94,11 @@ def plan_by_ids(config: CompareConfig, ids_of: IdsOf, max_length: int | None, ch
 
 def messages_of(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
+
+
+def texts(config: CompareConfig, users: int) -> list[str]:
+    """A prompt for each user, every one another."""
+    return [_with_nonce(config.prompt) for _ in range(users)]
 
 
 def _with_nonce(prompt: str) -> str:

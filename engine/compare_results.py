@@ -12,10 +12,16 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-from engine.config import CompareConfig
+from engine.config import PEER_ENGINES, CompareConfig
 from engine.metrics import RequestTrace, Spread, median_and_spread, summarize
 
-ENGINE_LABELS = {"hf": "Hugging Face", "vllm": "vLLM", "vllm_eager": "vLLM (eager)"}
+ENGINE_LABELS = {
+    "hf": "Hugging Face",
+    "llamacpp": "llama.cpp",
+    "transformers": "transformers serve",
+    "vllm": "vLLM",
+    "vllm_eager": "vLLM (eager)",
+}
 APART_NOTE = "Both engines do not fit into memory together: the server was stopped while Hugging Face ran."
 MODE_LABELS = {
     "sequential": "one after another",
@@ -163,6 +169,15 @@ class LevelRatio:
 
 
 @dataclass(frozen=True)
+class PeerRatio:
+    """vLLM's throughput with ``users`` at once, as a multiple of another server's with the same; below 1 it loses."""
+
+    users: int
+    engine: str
+    ratio: float
+
+
+@dataclass(frozen=True)
 class RacePieces:
     """What the race showed: (seconds since the request was sent, text) of the last measured single request."""
 
@@ -172,7 +187,7 @@ class RacePieces:
 
 @dataclass(frozen=True)
 class CompareResults:
-    """Everything measured so far; engines by name: hf, vllm, vllm_eager.
+    """Everything measured so far; engines by name: hf, vllm, vllm_eager, llamacpp, transformers.
 
     ``notes`` are sentences a reader needs to judge the numbers (nonces, what was stopped, what is missing);
     ``warnings`` say why they may be wrong.
@@ -204,6 +219,19 @@ class CompareResults:
         return tuple(LevelRatio(n, self._ratio(n, Mode.SEQUENTIAL), self._ratio(n, Mode.STATIC_BATCH)) for n in users)
 
     @property
+    def peer_ratios(self) -> tuple[PeerRatio, ...]:
+        """vLLM against every other server, for the numbers of users that both were measured with."""
+        pairs = (
+            (level, self.level(level.users, Mode.CONCURRENT, "vllm"))
+            for level in self.levels
+            if level.engine in PEER_ENGINES
+        )
+        found = (
+            (level, _divide(ours.throughput_tok_s, level.throughput_tok_s)) for level, ours in pairs if ours is not None
+        )
+        return tuple(PeerRatio(level.users, level.engine, ratio) for level, ratio in found if ratio is not None)
+
+    @property
     def empty(self) -> bool:
         return not self.engines and not self.levels
 
@@ -219,6 +247,7 @@ class CompareResults:
             "ratio_eager": self.ratio_eager,
             "levels": _dicts(self.levels),
             "level_ratios": [asdict(ratio) for ratio in self.level_ratios],
+            "peer_ratios": [asdict(ratio) for ratio in self.peer_ratios],
             "weights_bytes": self.weights_bytes,
             "race": [{"engine": race.engine, "pieces": [list(piece) for piece in race.pieces]} for race in self.race],
             "notes": list(self.notes),

@@ -230,9 +230,13 @@ class Endpoint:
         return f"Endpoint(base_url={self.base_url!r}, model={self.model!r}, max_model_len={self.max_model_len})"
 
 
+# Other engines that a comparison starts as servers of their own.
+PEER_ENGINES = ("llamacpp", "transformers")
+
+
 @dataclass(frozen=True)
 class CompareConfig:
-    """HF against vLLM: the same prompt ids, output length, dtype and threads for both.
+    """HF against vLLM: the same prompt ids, output length, dtype and threads for both; others beside them.
 
     ``users`` are the numbers of simultaneous prompts to measure; ``eager_against_graphs``
     restarts the server to measure vLLM both ways.
@@ -255,9 +259,10 @@ class CompareConfig:
             raise ConfigError(f"repeats is {self.repeats}.", "Use 1 to 50.")
         if not self.users or not all(1 <= n <= 256 for n in self.users):
             raise ConfigError(f"users is {self.users}.", "Use one or more numbers from 1 to 256.")
-        unknown = set(self.engines) - {"hf", "vllm"}
+        unknown = set(self.engines) - {"hf", "vllm", *PEER_ENGINES}
         if unknown or not self.engines:
-            raise ConfigError(f"Unknown engine {', '.join(sorted(unknown)) or '(none)'}.", "Use hf, vllm or both.")
+            known = ", ".join(("hf", "vllm", *PEER_ENGINES))
+            raise ConfigError(f"Unknown engine {', '.join(sorted(unknown)) or '(none)'}.", f"Use some of {known}.")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,4 +1,4 @@
-"""``compare``: Hugging Face against vLLM."""
+"""``compare``: Hugging Face against vLLM, and other engines beside them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import argparse
 from typing import Any
 
 from engine.cli.common import Answer, add_endpoint, add_verb, attach, closing, number, numbers, require_model, say
+from engine.compare_results import ENGINE_LABELS
 from engine.config import CompareConfig, ServerConfig, Settings
 from engine.services import open_beside
 
 
 def register(verbs: Any) -> None:
-    verb = add_verb(verbs, "compare", _run, _text, "measure Hugging Face against vLLM")
-    verb.add_argument("--engines", default="hf,vllm")
+    verb = add_verb(verbs, "compare", _run, _text, "measure Hugging Face and other engines against vLLM")
+    verb.add_argument(
+        "--engines", default="hf,vllm", help="some of hf, vllm, llamacpp (after make llama) and transformers"
+    )
     verb.add_argument("--prompt", default=CompareConfig.prompt)
     verb.add_argument("--max-tokens", type=int, default=CompareConfig.max_tokens)
     verb.add_argument("--repeats", type=int, default=CompareConfig.repeats)
@@ -52,6 +55,10 @@ def _text(answer: dict[str, Any]) -> str:
     ratio = answer["ratio"]
     if ratio is not None:
         lines.append(f"vLLM / Hugging Face: {ratio:.2f}×")
+    lines += [
+        f"vLLM / {ENGINE_LABELS[peer['engine']]}, {peer['users']} at once: {peer['ratio']:.2f}×"
+        for peer in answer["peer_ratios"]
+    ]
     return "\n".join([*lines, *answer["notes"], *(f"WARNING: {warning}" for warning in answer["warnings"])])
 
 

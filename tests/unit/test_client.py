@@ -256,6 +256,14 @@ def test_no_done(fake: FakeOpenAI) -> None:
     assert trace.error == "The answer ended before its end mark."
 
 
+def test_an_engine_that_sends_no_end_mark_ends_with_reason_and_usage(fake: FakeOpenAI) -> None:
+    endpoint = replace(fake.endpoint(), engine="transformers")
+    for frames, whole in (([text_event("a", finish="stop"), usage_event(3, 1)], True), ([text_event("a")], False)):
+        fake.script = Script(frames=[(0.0, data) for data in frames], end="close")
+        trace = run_concurrently(endpoint, [CHAT], timeout_s=10)[0]
+        assert (trace.failure() is None) == whole
+
+
 def test_done_without_finish_reason(fake: FakeOpenAI) -> None:
     trace = answer(fake, text_event("a"), usage_event(3, 1), DONE)
     assert trace.interrupted and "finish reason" in str(trace.failure())

@@ -15,7 +15,8 @@ from engine.telemetry.marks import Mark, MarkKind
 from engine.telemetry.panels import Line, Panel
 from engine.telemetry.window import Window
 
-HEIGHT = 210
+HEIGHT = 220
+SECONDS_SHOWN_S = 60
 # Labels nearer to each other than this share of the axis would run into one another.
 LABEL_SHARE = 0.035
 MOST_LABEL_CHARS = 34
@@ -61,12 +62,19 @@ def panel_figure(
             )
         )
     layout(figure, "", panel.unit, HEIGHT)
-    figure.update_layout(uirevision=f"{panel.key} {window.seconds}", showlegend=True)
+    figure.update_layout(
+        uirevision=f"{panel.key} {window.seconds}",
+        showlegend=len(figure.data) > 1,
+        margin={"l": 0, "r": 0, "t": 30 if len(figure.data) > 1 else 8, "b": 0},
+        title=None,
+    )
     figure.update_xaxes(
         range=[_clock(at_s, zone) for at_s in (window.from_s, window.to_s)],
         type="date",
+        title=None,
         nticks=5,
-        showline=False,
+        tickformat="%H:%M:%S" if window.seconds <= SECONDS_SHOWN_S else "%H:%M",
+        hoverformat="%H:%M:%S",
     )
     figure.update_yaxes(nticks=4)
     _limit_below(figure, panel, window)

@@ -65,7 +65,7 @@ def look(samples: Sequence[Sample], window_s: int, now_s: float) -> Window:
     """``samples`` in order of time, from one before the window on."""
     step_s, from_s = step_of(window_s), now_s - window_s
     groups = [group for group in _bins(samples, step_s) if samples[group[-1]].at_s >= from_s]
-    points = tuple(_point(samples, group, step_s) for group in groups)
+    points = _with_gaps([(_point(samples, group, step_s), samples[group[-1]].thinned) for group in groups], step_s)
     increases = _increases(samples)
     latencies = {name: value for ours in HISTOGRAMS for name, value in _percentiles(ours, increases.get(ours)).items()}
     done = increases.get("e2e")
@@ -119,6 +119,17 @@ def _point(samples: Sequence[Sample], group: Sequence[int], step_s: int) -> Poin
     for ours in HISTOGRAMS:
         values |= _percentiles(ours, increases.get(ours))
     return Point(samples[last].at_s, values)
+
+
+def _with_gaps(points: Sequence[tuple[Point, bool]], step_s: int) -> tuple[Point, ...]:
+    """Where the collector itself was away an empty point, so that no line is drawn across."""
+    found: list[Point] = []
+    for point, thinned in points:
+        longest_s = max(COARSE_GAP_S if thinned else FINE_GAP_S, 2.0 * step_s)
+        if found and point.at_s - found[-1].at_s > longest_s:
+            found.append(Point(found[-1].at_s + step_s))
+        found.append(point)
+    return tuple(found)
 
 
 def _gauges(samples: Sequence[Sample], group: Sequence[int]) -> dict[str, float | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from engine.telemetry import sampler as sampler_module
 from engine.telemetry.gpu import GpuReader
 from engine.telemetry.processes import ProcessReader, process_name
 from engine.telemetry.sampler import Sampler
+from tests.fake_openai import FakeOpenAI
 from tests.unit.telemetry_texts import metrics_text
 
 READY = ServerSnapshot(
@@ -223,3 +225,28 @@ def test_processes_of_a_group_are_read_by_their_part() -> None:
 )
 def test_a_process_is_named_by_what_it_does(command: list[str], name: str) -> None:
     assert process_name(command) == name
+
+
+def test_huge_missing_and_vanished_endpoints_are_gaps() -> None:
+    """Over real HTTP: 50 MB of metrics, no such route, half an answer, nobody there."""
+    good = metrics_text(running=2, generation=10)
+    with FakeOpenAI() as fake:
+        server = replace(READY, endpoint=Endpoint(fake.base_url, "m"))
+        sampler = Sampler(lambda: server, LoadSnapshot)
+        answers = []
+        for text in (good, good + "filler 1\n" * 5_600_000, None, good[:-4], good):
+            fake.metrics_text = text
+            answers.append(sampler._ask(server) is not None)
+    assert answers == [True, False, False, False, True]
+    assert sampler._ask(server) is None
+    sampler.close()
+
+
+def test_an_endpoint_that_takes_its_time_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_module, "TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts, and never says a word
+        port = listener.getsockname()[1]
+        server = replace(READY, endpoint=Endpoint(f"http://127.0.0.1:{port}/v1", "m"))
+        sampler = Sampler(lambda: server, LoadSnapshot)
+        assert sampler._ask(server) is None
+        sampler.close()

@@ -96,12 +96,13 @@ def test_a_gap_is_a_gap_and_what_follows_is_no_spike() -> None:
 
 def test_a_silent_collector_is_a_gap_too() -> None:
     window = series_of(
-        sample(0, text=metrics_text(generation=0)),
-        sample(1, text=metrics_text(generation=10)),
-        sample(40, text=metrics_text(generation=50_000)),
-        sample(41, text=metrics_text(generation=50_010)),
+        *(
+            sample(s, text=metrics_text(running=3, generation=count))
+            for s, count in ((0, 0), (1, 10), (40, 50_000), (41, 50_010))
+        )
     )
-    assert column(window, "generation_tok_s") == [None, pytest.approx(10.0), None, pytest.approx(10.0)]
+    assert column(window, "generation_tok_s") == [None, pytest.approx(10.0), None, None, pytest.approx(10.0)]
+    assert column(window, "running") == [3, 3, None, 3, 3]
 
 
 def test_prefix_hits_are_a_share_of_what_was_asked_in_the_window() -> None:

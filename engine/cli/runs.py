@@ -32,6 +32,7 @@ def register(verbs: Any) -> None:
     verb = add_verb(verbs, "runs", _run, _text, "list, compare, export and import the saved runs")
     verb.formatter_class = argparse.RawDescriptionHelpFormatter
     verb.description = WORDS
+    verb.set_defaults(refuse=verb.error)
     verb.add_argument("words", nargs="*", metavar="WORD", help="see above")
     verb.add_argument("--limit", type=int, default=50, help="of the list")
     verb.add_argument("--format", choices=FORMATS, default="html", help="of an export")
@@ -50,7 +51,7 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> Answer:
     if action is not None:
         return action(store, arguments, words[1:])
     if len(words) > 1:
-        raise ConfigError(f"There is nothing called {words[0]}.", "See python -m engine runs --help.")
+        arguments.refuse(f"there is nothing called {words[0]!r}: compare, export or import")
     return find(store, words[0]).to_dict(), True
 
 

@@ -18,8 +18,8 @@ from engine.units import short
 ENGINE_COLOURS = {"vllm": "#2477D4", "hf": "#DB6B0B", "vllm_eager": "#089A78"}
 OTHER_COLOUR = "#7C8BA1"
 THROUGHPUT, TTFT = "#2477D4", "#B07D00"
-# One for each compared run; neighbours differ in hue and lightness, and each has a dash of its own.
-RUN_COLOURS = ("#2477D4", "#DB6B0B", "#089A78", "#BB3398", "#857505", "#DD3B6F")
+# One for each compared run, none of them that of an engine; each has a dash of its own too.
+RUN_COLOURS = ("#635CE5", "#10A49E", "#BB3398", "#857505", "#DD3B6F", "#7C8BA1")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 AXIS = {"automargin": True, "zeroline": False, "gridcolor": "rgba(124,139,161,0.25)"}
 WIDE_RANGE = 24
@@ -101,6 +101,7 @@ def _load(points: Sequence[Point]) -> Chart:
             "overlaying": "y",
             "side": "right",
             "rangemode": "tozero",
+            "tickmode": "auto",
             "showgrid": False,
         }
     _load_axis(layout, loads)
@@ -126,7 +127,8 @@ def _engines(points: Sequence[Point]) -> Chart:
             "type": "data",
             "array": [max(repeats) - middle for middle, repeats in values],
             "arrayminus": [middle - min(repeats) for middle, repeats in values],
-            "thickness": 1.5,
+            "thickness": 2,
+            "color": OTHER_COLOUR,
         }
         trace["textposition"] = "inside"
         trace["insidetextanchor"] = "start"

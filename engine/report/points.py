@@ -32,7 +32,7 @@ class Doubt:
 @dataclass(frozen=True)
 class Point:
     """``name`` is what the same point is called in another run. ``repeats`` holds each repeat's own value by measure,
-    empty where nothing was repeated. ``load`` is users or requests/s."""
+    empty where nothing was repeated. ``load`` is users or requests/s. ``others``: what only the whole table has."""
 
     name: str
     values: Mapping[str, float | None]
@@ -40,6 +40,7 @@ class Point:
     engine: str = ""
     repeats: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     doubts: tuple[Doubt, ...] = ()
+    others: Mapping[str, float | None] = field(default_factory=dict)
 
 
 def convention_of(run: Run) -> str:
@@ -92,6 +93,11 @@ def _load_point(level: Mapping[str, Any], convention: str) -> Point:
             Doubt(text(badge.get("label")), text(badge.get("why"), 600), text(badge.get("severity")))
             for badge in _dicts(level.get("badges"))
         ),
+        others={
+            name: number(value)
+            for name, value in level.items()
+            if not isinstance(value, list | dict | str) and not name.startswith(BY_CONVENTION)
+        },
     )
 
 

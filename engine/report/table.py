@@ -44,6 +44,7 @@ def _row(run: Run, point: Point, price: float | None) -> dict[str, Any]:
     if price is not None:
         speed = point.values.get("throughput_tok_s")
         about["cost_per_million_output_tokens"] = cost.per_million_tokens(cost.per_hour_of(run, price), speed)
+    about |= {name: value for name, value in point.others.items() if name not in about}
     return about | {"badges": ", ".join(doubt.label for doubt in point.doubts)}
 
 

@@ -15,7 +15,17 @@ TIMEOUT_S = 30
 HOSTILE = "<script>alert(1)</script> **bold** $x$ :red[x] `code`"
 ESCAPED = re.compile(r"\\([\\`*_{}\[\]()<>#+\-.!|~$:&])")
 LIVE_MARKUP = re.compile(r"(?<!\\)(<script|\*\*bold|\$x\$|:red\[|`code)")
-RAW_KINDS = {"text", "code", "arrow_data_frame", "dataframe", "text_area", "text_input", "chat_input", "selectbox"}
+RAW_KINDS = {
+    "text",
+    "code",
+    "arrow_data_frame",
+    "dataframe",
+    "text_area",
+    "text_input",
+    "chat_input",
+    "selectbox",
+    "multiselect",
+}
 NOT_READ = {"id", "formId", "url", "queryParamKey", "cssContent", "jsContent", "htmlContent"}
 
 

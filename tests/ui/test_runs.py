@@ -10,9 +10,14 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from engine.chat import ChatSnapshot, Turn, TurnStatus
+from engine.config import LoadTestConfig
 from engine.errors import DiskFull, StoreError
-from engine.store import Run
+from engine.imports import read_runs
+from engine.load.export import vllm_bench_lines
+from engine.load.results import LoadResults
+from engine.store import Run, run_to_json
 from engine.telemetry.host import OtherWork
+from tests.reports import load_run
 from tests.ui import fakes
 from tests.ui.conftest import OpenPage
 from tests.ui.page import (
@@ -68,7 +73,7 @@ def test_list_shows_every_run_with_its_result(open_page: OpenPage) -> None:
     assert list(shown["Status"]) == ["Done"] * 2
     assert list(shown["Took"]) == ["64 s"] * 2
     assert list(shown["open"]) == [":material/open_in_new: Open"] * 2
-    assert [button.label for button in at.get("download_button")] == ["Download all as CSV"]
+    assert [button.label for button in at.get("download_button")] == ["All as CSV"]
 
 
 def click_open(at: AppTest, row: int) -> AppTest:
@@ -127,7 +132,7 @@ def test_detail_shows_when_where_and_all_numbers(open_page: OpenPage) -> None:
     ):
         assert expected in words, expected
     assert "runs_levels" in keys(at)
-    assert [button.label for button in at.get("download_button")] == ["JSON", "CSV"]
+    assert [button.label for button in at.get("download_button")] == ["Report", "CSV", "JSON"]
 
 
 @pytest.mark.parametrize("wanted", [None, FIRST.id])
@@ -312,7 +317,7 @@ def test_a_chat_is_shown_with_its_medians_turns_and_words(open_page: OpenPage) -
     said_there = part(at, "runs_conversation")
     assert "Be brief." in said_there and "The server refused it." in said_there
     assert [text.value for text in at.text][:2] == [fakes.QUESTION.text, fakes.ANSWER.text]
-    assert [button.label for button in at.get("download_button")] == ["JSON", "CSV"]
+    assert [button.label for button in at.get("download_button")] == ["Report", "CSV", "JSON"]
 
 
 def test_what_is_not_known_of_a_turn_is_a_dash(open_page: OpenPage) -> None:
@@ -349,3 +354,105 @@ def test_a_damaged_chat_is_shown_as_far_as_it_can_be(open_page: OpenPage, result
     _, at = opened(open_page, fakes.saved_chat("x", results=results), run="x")
     assert not at.exception
     assert titles(at) == [CHAT.title] and "runs_delete" in keys(at)
+
+
+# --- several runs ----------------------------------------------------------------------------------------------------
+
+
+def choose(at: AppTest, *rows: int) -> AppTest:
+    """Mark rows of the table, as a browser tells it."""
+    states = at._tree.get_widget_states()
+    selection = states.widgets.add(id=at.dataframe[0].proto.id)
+    selection.string_value = json.dumps({"selection": {"rows": list(rows), "columns": [], "cells": []}})
+    return at._run(states)
+
+
+def test_chosen_rows_are_compared_the_oldest_first(open_page: OpenPage) -> None:
+    _, at = opened(open_page, FIRST, SECOND)
+    choose(at, 0, 1)
+    assert not at.exception
+    press(at, "Compare 2")
+    assert not at.exception
+    assert at.query_params["compare"] == f"{SECOND.id},{FIRST.id}"
+    assert titles(at) == ["Compare runs"]
+
+
+def test_one_chosen_row_can_be_taken_along_but_not_compared(open_page: OpenPage) -> None:
+    _, at = opened(open_page, FIRST, SECOND)
+    choose(at, 1)
+    assert "Delete 1" in labels(at) and "Compare 1" not in labels(at)
+    assert [button.label for button in at.get("download_button")] == ["Report", "CSV", "JSON"]
+
+
+def test_chosen_rows_are_deleted_after_a_question(open_page: OpenPage) -> None:
+    lab, at = opened(open_page, FIRST, SECOND, CHAT)
+    choose(at, 0, 2)
+    at.button(key="runs_delete_chosen").click().run()
+    assert lab.store.made == []
+    at.button(key="runs_delete_chosen").click()
+    press(at, "Delete them")
+    assert [run.id for run in lab.store.runs] == [SECOND.id]
+
+
+def test_a_comparison_says_what_differs_and_by_how_much(open_page: OpenPage) -> None:
+    other = fakes.saved_run("20261201-070000-cccccc", config=FIRST.config | {"max_tokens": 99})
+    lab = fakes.make_lab(runs=[other, FIRST])
+    at = open_page(lab, "runs", compare=f"{FIRST.id},{other.id}")
+    assert not at.exception and not at.error
+    assert "config.max_tokens 50 99" in " ".join(table(at).split())
+    assert any("Prompts or lengths differ" in read for read in said(at).splitlines())
+    assert "(the same)" in table(at)
+    assert "runs_compared_chart_0" in keys(at)
+
+
+@pytest.mark.parametrize("words", ["", "gone", "<script>alert(1)</script>", f"{FIRST.id},{FIRST.id}", "2026", ",,,"])
+def test_a_comparison_of_less_than_two_runs_asks_for_more(open_page: OpenPage, words: str) -> None:
+    lab = fakes.make_lab(runs=[FIRST, SECOND])
+    at = open_page(lab, "runs", compare=words)
+    assert not at.exception
+    assert_no_live_markup(at)
+    assert "Choose 2 to 6 runs." in said(at)
+
+
+def test_markup_in_compared_runs_is_text(open_page: OpenPage) -> None:
+    bad = fakes.saved_run("x", title=HOSTILE, config={"prompt": HOSTILE}, model={"model_id": HOSTILE}, status=HOSTILE)
+    at = open_page(fakes.make_lab(runs=[FIRST, bad]), "runs", compare=f"{FIRST.id},x")
+    assert not at.exception
+    assert_no_live_markup(at)
+
+
+# --- imported runs ---------------------------------------------------------------------------------------------------
+
+
+def test_an_imported_run_is_marked_in_the_list_and_on_its_page(open_page: OpenPage) -> None:
+    (back,) = read_runs(run_to_json(FIRST).encode(), "theirs.json")
+    _, at = opened(open_page, back, FIRST)
+    assert list(at.dataframe[0].value["What"]) == ["HF vs vLLM (imported)", "HF vs vLLM"]
+    _, at = opened(open_page, back, run=back.id)
+    assert not at.exception
+    assert "Imported from theirs.json: measured by vLLM Lab, not here" in said(at)
+    assert "3.1×" in said(at)
+
+
+def test_numbers_of_another_tool_are_shown_by_its_own_definitions(open_page: OpenPage) -> None:
+    results = LoadResults.from_dict(load_run().results)
+    lines = vllm_bench_lines(results, LoadTestConfig(), HOSTILE, "20261201-235959")
+    (back,) = read_runs(lines.encode(), "bench.json")
+    _, at = opened(open_page, back, run=back.id)
+    assert not at.exception
+    assert "108 tok/s" in table(at) and "120 tok/s" not in table(at)
+    assert "by its own definitions" in said(at)
+    assert_no_live_markup(at)
+
+
+# --- cost ------------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_price_the_cost_is_a_dash_and_with_one_a_number(open_page: OpenPage) -> None:
+    _, at = opened(open_page, load_run("x"), run="x")
+    assert at.number_input(key="runs_price").value is None
+    costs = table(at).split("Per million output tokens")[1]
+    assert costs.split()[:10] == ["1", "user", "30", "tok/s", "—", "10", "users", "120", "tok/s", "—"]
+    at.number_input(key="runs_price").set_value(0.36).run()
+    assert not at.exception
+    assert table(at).split("Per million output tokens")[1].split()[4] == "3.33"

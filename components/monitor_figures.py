@@ -15,13 +15,13 @@ from engine.telemetry.marks import Mark, MarkKind
 from engine.telemetry.panels import Line, Panel
 from engine.telemetry.window import Window
 
-HEIGHT = 220
+HEIGHT = 230
 SECONDS_SHOWN_S = 60
 # Labels nearer to each other than this share of the axis would run into one another.
 LABEL_SHARE = 0.035
 MOST_LABEL_CHARS = 34
 ALERT_COLOUR = "#D43A3A"
-MARK_COLOURS = {"server": "#0B7D5E", "problem": ALERT_COLOUR, "load": palette.NEUTRAL}
+MARK_COLOURS = {"server": "#0B7D5E", "problem": ALERT_COLOUR, "load": palette.NEUTRAL, "warm_up": palette.NEUTRAL}
 LINE_COLOURS = {
     "generation_tok_s": palette.MEASURES["throughput"],
     "prompt_tok_s": palette.MEASURES["ttft"],
@@ -35,7 +35,7 @@ LINE_COLOURS = {
     "client_busy_cores": palette.MEASURES["tpot"],
 }
 QUANTILE_DASH = {"p50": "solid", "p95": "dash", "p99": "dot"}
-EACH = ("#2477D4", "#DB6B0B", "#089A78", "#8F5BD8", "#BB3398", "#B07D00", "#0A87B8", "#C44402")
+EACH = ("#8F5BD8", "#2477D4", "#089A78", "#DB6B0B", "#B07D00", "#0A87B8", "#6AA300", "#635CE5")
 
 
 def panel_figure(
@@ -67,6 +67,7 @@ def panel_figure(
         showlegend=len(figure.data) > 1,
         margin={"l": 0, "r": 0, "t": 30 if len(figure.data) > 1 else 8, "b": 0},
         title=None,
+        legend={"font": {"size": 12}},
     )
     figure.update_xaxes(
         range=[_clock(at_s, zone) for at_s in (window.from_s, window.to_s)],
@@ -149,7 +150,7 @@ def _mark(figure: go.Figure, marks: Sequence[Mark], window: Window, zone: tzinfo
         figure.add_shape(
             type="line", x0=when, x1=when, y0=0, y1=1, yref="paper", line={"color": colour, "width": 1, "dash": "dot"}
         )
-        if mark.at_s - labelled_s < LABEL_SHARE * window.seconds:
+        if mark.kind == MarkKind.WARM_UP or mark.at_s - labelled_s < LABEL_SHARE * window.seconds:
             continue
         labelled_s = mark.at_s
         figure.add_annotation(

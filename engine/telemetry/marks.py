@@ -19,6 +19,7 @@ class MarkKind(StrEnum):
     SERVER = "server"
     PROBLEM = "problem"
     LOAD = "load"
+    WARM_UP = "warm_up"
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,9 @@ def load_marks(before: LoadSnapshot, now: LoadSnapshot, at_s: float) -> Iterator
         seen = (before.level, before.warming_up) if before.running else (None, False)
         if (now.level, now.warming_up) != seen:
             label = now.labels[now.level] if now.level < len(now.labels) else f"Level {now.level + 1}"
-            yield Mark(at_s, MarkKind.LOAD, f"{label}, warm-up" if now.warming_up else label)
+            if now.warming_up:
+                yield Mark(at_s, MarkKind.WARM_UP, f"{label}, warm-up")
+            else:
+                yield Mark(at_s, MarkKind.LOAD, label)
     elif before.running and not now.running:
         yield Mark(at_s, MarkKind.LOAD, f"Load test {now.state.value}")

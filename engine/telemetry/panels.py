@@ -74,6 +74,11 @@ def _latency(key: str, title: str, metric: str, meaning: str) -> Panel:
     return Panel(key, title, "ms", lines, f"{meaning} {MEASURED_SO}", reason=TRAFFIC)
 
 
+def _mean(metric: str) -> str:
+    """Milliseconds; nothing where no request came."""
+    return f"1000 * {_rate(metric + '_sum')} / ({_rate(metric + '_count')} > 0)"
+
+
 def _rate(metric: str) -> str:
     return f"sum(rate({metric}[{WINDOW}]))"
 
@@ -102,7 +107,15 @@ PANELS = (
     _latency("ttft", "Time to first token", "vllm:time_to_first_token_seconds", "Request arrived → first token."),
     _latency("itl", "Inter-token latency", "vllm:inter_token_latency_seconds", "Gaps between two tokens of an answer."),
     _latency("e2e", "End-to-end latency", "vllm:e2e_request_latency_seconds", "Request arrived → last token."),
-    _latency("queue", "Queue time", "vllm:request_queue_time_seconds", "Request arrived → first time in the batch."),
+    Panel(
+        "queue",
+        "Queue time",
+        "ms",
+        (Line("queue_mean_ms", "Mean", _mean("vllm:request_queue_time_seconds")),),
+        "Request arrived → first time in the batch. The mean, which is exact: vLLM's first bucket ends at 300 ms, so "
+        "every percentile of a short queue would be a guess.",
+        reason=TRAFFIC,
+    ),
     Panel(
         "kv",
         "KV cache",

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import psutil
 
 from engine.server.processes import children_of, group_members
-from engine.telemetry.host import read_cpu
+from engine.telemetry.host import NO_WORK
 
 # Looking who is there goes through all processes of the machine.
 LOOK_EVERY_S = 5.0
 SHORTEST_S = 0.2
 GENERATOR = "engine.load.generator"
-OTHER = "Other"
+OTHER = "Helpers"
 
 
 @dataclass
@@ -55,7 +55,7 @@ class ProcessReader:
         return values
 
     def _host(self, passed_s: float | None) -> dict[str, float | None]:
-        busy_s = read_cpu(range(os.cpu_count() or 1), 0).busy_s
+        busy_s = sum(value for name, value in psutil.cpu_times()._asdict().items() if name not in NO_WORK)
         before, self._host_busy_s = self._host_busy_s, busy_s
         memory = psutil.virtual_memory()
         return {

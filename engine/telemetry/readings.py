@@ -16,7 +16,7 @@ from functools import cache
 from engine.dialects.table import dialects
 from engine.telemetry.prometheus import HISTOGRAMS, LARGEST, dialect_of, parse_line
 
-BUCKET = "_bucket"
+BUCKET, SUM = "_bucket", "_sum"
 PROCESS_START = "process_start_time_seconds"
 COUNTERS = {"prompt_tokens", "generation_tokens", "preemptions", "prefix_queries", "prefix_hits", "iterations"}
 SHARES = ("kv_cache_usage", "prefix_hit_rate")  # 0 to 1; the mean of several engines
@@ -26,17 +26,38 @@ MOST_LINES_KNOWN = 20_000
 
 @dataclass(frozen=True)
 class Histogram:
-    """Cumulative counts by upper bound (in the metric's own unit, seconds); the last bound is infinity."""
+    """Cumulative counts by upper bound (in the metric's own unit, seconds); the last bound is infinity.
+
+    ``total`` is the sum of everything observed, None where it isn't told.
+    """
 
     bounds: tuple[float, ...]
     counts: array[float]
+    total: float | None = None
 
-    def since(self, before: Histogram) -> array[float] | None:
+    @property
+    def mean(self) -> float | None:
+        """None where nothing was observed."""
+        count = self.counts[-1]
+        return self.total / count if self.total is not None and count else None
+
+    def since(self, before: Histogram) -> Histogram | None:
         """What came since; None where the two don't belong together (a restart, other buckets)."""
         if self.bounds != before.bounds:
             return None
         added = array("d", (now - then for now, then in zip(self.counts, before.counts, strict=True)))
-        return added if all(one >= 0 for one in added) else None
+        if any(one < 0 for one in added):
+            return None
+        known = self.total is not None and before.total is not None and self.total >= before.total
+        return Histogram(self.bounds, added, (self.total or 0.0) - (before.total or 0.0) if known else None)
+
+    def plus(self, other: Histogram) -> Histogram:
+        """Both together; itself where the buckets differ."""
+        if self.bounds != other.bounds:
+            return self
+        added = array("d", (one + more for one, more in zip(self.counts, other.counts, strict=True)))
+        known = self.total is not None and other.total is not None
+        return Histogram(self.bounds, added, (self.total or 0.0) + (other.total or 0.0) if known else None)
 
 
 @dataclass(frozen=True)
@@ -90,7 +111,7 @@ class MetricsReader:
         histograms = {}
         for ours in HISTOGRAMS:
             name = next((name for name in dialect.metrics.get(ours, ()) if name + BUCKET in buckets), None)
-            histogram = _histogram(buckets[name + BUCKET]) if name else None
+            histogram = _histogram(buckets[name + BUCKET], sums.get(name + SUM)) if name else None
             if histogram:
                 histograms[ours] = histogram
         start = sums.get(PROCESS_START)
@@ -141,13 +162,13 @@ class MetricsReader:
         return place, sample.value
 
 
-def _histogram(buckets: Mapping[float, float]) -> Histogram | None:
+def _histogram(buckets: Mapping[float, float], total: float | None) -> Histogram | None:
     """None where the counts contradict themselves."""
     bounds = tuple(sorted(buckets))
     counts = array("d", (buckets[bound] for bound in bounds))
     if bounds[-1] != math.inf or any(b < a for a, b in zip(counts, counts[1:], strict=False)):
         return None
-    return Histogram(bounds, counts)
+    return Histogram(bounds, counts, total)
 
 
 @cache
@@ -155,5 +176,6 @@ def _wanted() -> frozenset[str]:
     names = {PROCESS_START}
     for dialect in dialects():
         for ours, theirs in dialect.metrics.items():
-            names |= {name + BUCKET for name in theirs} if ours in HISTOGRAMS else set(theirs)
+            ends = (BUCKET, SUM) if ours in HISTOGRAMS else ("",)
+            names |= {name + end for name in theirs for end in ends}
     return frozenset(names)

@@ -6,7 +6,6 @@ across a restart or a gap. Where that isn't possible a point has None, and the l
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -67,7 +66,7 @@ def look(samples: Sequence[Sample], window_s: int, now_s: float) -> Window:
     groups = [group for group in _bins(samples, step_s) if samples[group[-1]].at_s >= from_s]
     points = _with_gaps([(_point(samples, group, step_s), samples[group[-1]].thinned) for group in groups], step_s)
     increases = _increases(samples)
-    latencies = {name: value for ours in HISTOGRAMS for name, value in _percentiles(ours, increases.get(ours)).items()}
+    latencies = {name: value for ours in HISTOGRAMS for name, value in _latencies(ours, increases.get(ours)).items()}
     done = increases.get("e2e")
     return Window(
         window_s,
@@ -117,7 +116,7 @@ def _point(samples: Sequence[Sample], group: Sequence[int], step_s: int) -> Poin
     values["prefix_hit_percent"] = _hit_percent(_counted(long, "prefix_hits"), _counted(long, "prefix_queries"))
     increases = _increases(long)
     for ours in HISTOGRAMS:
-        values |= _percentiles(ours, increases.get(ours))
+        values |= _latencies(ours, increases.get(ours))
     return Point(samples[last].at_s, values)
 
 
@@ -185,9 +184,7 @@ def _add_gain(gained: dict[str, Histogram], first: Sample, last: Sample) -> None
         if added is None:
             continue
         known = gained.get(ours)
-        if known is not None and known.bounds == histogram.bounds:
-            added = array("d", (one + other for one, other in zip(added, known.counts, strict=True)))
-        gained[ours] = Histogram(histogram.bounds, added)
+        gained[ours] = added.plus(known) if known else added
 
 
 def _counted(samples: Sequence[Sample], name: str) -> float | None:
@@ -207,10 +204,11 @@ def _hit_percent(hits: float | None, queries: float | None) -> float | None:
     return 100 * hits / queries if hits is not None and queries else None
 
 
-def _percentiles(ours: str, gained: Histogram | None) -> dict[str, float | None]:
+def _latencies(ours: str, gained: Histogram | None) -> dict[str, float | None]:
     buckets = dict(zip(gained.bounds, gained.counts, strict=True)) if gained else {}
     found: dict[str, float | None] = {}
     for name, share in QUANTILES.items():
         value = quantile(buckets, share) if buckets else None
         found[f"{ours}_{name}_ms"] = None if value is None else 1000 * value
-    return found
+    mean = gained.mean if gained else None
+    return found | {f"{ours}_mean_ms": None if mean is None else 1000 * mean}

@@ -16,7 +16,11 @@ NAMES = {
     "queries": "vllm:prefix_cache_queries_total",
     "hits": "vllm:prefix_cache_hits_total",
 }
-HISTOGRAMS = {"ttft": "vllm:time_to_first_token_seconds", "e2e": "vllm:e2e_request_latency_seconds"}
+HISTOGRAMS = {
+    "ttft": "vllm:time_to_first_token_seconds",
+    "e2e": "vllm:e2e_request_latency_seconds",
+    "queue": "vllm:request_queue_time_seconds",
+}
 
 
 def metrics_text(
@@ -35,4 +39,5 @@ def metrics_text(
                 word = "+Inf" if bound == math.inf else str(bound)
                 count = float(sum(one <= bound for one in seconds))
                 lines.append(f'{HISTOGRAMS[name]}_bucket{{{label},le="{word}"}} {count}')
+            lines.append(f"{HISTOGRAMS[name]}_sum{{{label}}} {sum(seconds)!r}")
     return "\n".join(["# HELP some words", *lines]) + "\n"

@@ -219,8 +219,8 @@ def test_processes_of_a_group_are_read_by_their_part() -> None:
         (["VLLM::Worker_TP1"], "Worker_TP1"),
         (["python", "-m", "vllm.entrypoints.openai.api_server", "--port", "1"], "API server"),
         (["python", "-m", "engine.load.generator"], "engine.load.generator"),
-        (["python", "-c", "resource_tracker"], "Other"),
-        ([], "Other"),
+        (["python", "-c", "resource_tracker"], "Helpers"),
+        ([], "Helpers"),
     ],
 )
 def test_a_process_is_named_by_what_it_does(command: list[str], name: str) -> None:

@@ -61,6 +61,14 @@ def test_percentiles_are_of_the_window_and_not_of_the_servers_life() -> None:
         assert window.latencies_ms[f"ttft_{name}_ms"] == pytest.approx(1000 * exact_quantile(new, share))
 
 
+def test_the_mean_is_exact_and_of_the_window() -> None:
+    before = metrics_text(engines=2, observed={"queue": [0.7] * 100})
+    after = metrics_text(engines=2, observed={"queue": [0.7] * 100 + [0.001, 0.003]})
+    window = series_of(sample(0, text=before), sample(1, text=after))
+    assert window.latencies_ms["queue_mean_ms"] == pytest.approx(2.0)
+    assert window.points[-1].get("queue_mean_ms") == pytest.approx(2.0)
+
+
 def test_no_request_in_the_window_has_no_percentile() -> None:
     text = metrics_text(observed={"ttft": [0.3] * 50, "e2e": [0.3] * 50})
     window = series_of(sample(0, text=text), sample(1, text=text))

@@ -75,6 +75,14 @@ def base_url_of(text: str) -> str:
     return url if urlsplit(url).path else f"{url}/v1"
 
 
+def api_key_of(text: str | None) -> str | None:
+    """What a person types → a key, None for nothing. Raises ConfigError for what can't be sent as one."""
+    key = (text or "").strip() or None
+    if key and not (key.isascii() and key.isprintable()):
+        raise ConfigError("The API key holds characters that no key has.", "Copy it again.")
+    return key
+
+
 def parse_json(reply: Reply, url: str) -> dict[str, Any]:
     """The JSON object of a good reply; RequestRejected for everything else."""
     if reply.status != 200:

@@ -9,6 +9,7 @@ from engine.compare import CompareRunner
 from engine.config import Settings
 from engine.environment import Environment, collect
 from engine.errors import DataFolderInUse
+from engine.fleet import Fleet
 from engine.kv.live.follow import LiveBlocks
 from engine.kv.live.watch import BlockWatch
 from engine.load.runner import LoadTestRunner
@@ -38,6 +39,7 @@ class LabServices:
     chats: ChatRegistry
     blocks: BlockWatch
     telemetry: Sampler
+    fleet: Fleet
     lock: FileLock | None
 
     def close(self) -> None:
@@ -48,6 +50,7 @@ class LabServices:
         self.tuning.close()
         self.chats.close()
         self.blocks.close()
+        self.fleet.close()
         self.supervisor.close()
         if self.lock is not None:
             self.lock.release()
@@ -127,6 +130,7 @@ def _open(settings: Settings, lock: FileLock | None) -> LabServices:
         tuning=tuning,
         chats=chats,
         blocks=blocks,
+        fleet=Fleet(),
         telemetry=Sampler(supervisor.snapshot, load.snapshot, environment.hardware.gpus),
         lock=lock,
     )

@@ -27,7 +27,7 @@ from engine.errors import (
     ServerFailed,
     ServerNotReady,
 )
-from engine.fetch import base_url_of
+from engine.fetch import api_key_of, base_url_of
 from engine.models import ModelSource, prepare
 from engine.server import log, record
 from engine.server.command import Launch, build_launch
@@ -144,9 +144,7 @@ class Supervisor:
         ServerNotReady or RequestRejected.
         """
         url = base_url_of(base_url)
-        api_key = (api_key or "").strip() or None
-        if api_key and not (api_key.isascii() and api_key.isprintable()):
-            raise ConfigError("The API key holds characters that no key has.", "Copy it again.")
+        api_key = api_key_of(api_key)
         self._check_attachable()
         endpoint = _served_endpoint(url, api_key, model)
         probe_one_token(endpoint, ATTACH_PROBE_S)

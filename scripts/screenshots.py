@@ -20,6 +20,7 @@ PAGES = {
     "chat": "chat",
     "load": "load",
     "tune": "tune",
+    "monitor": "monitor",
     "paged": "paged",
     "capacity": "capacity",
     "paper": "paper",

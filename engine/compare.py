@@ -7,7 +7,6 @@ process ends, then vLLM is measured. Every shape is warmed up once and that is t
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,6 +41,7 @@ from engine.compare_server import MeasuredServer
 from engine.config import CompareConfig, Device, Endpoint, ServerConfig, Settings
 from engine.environment import Hardware, collect, detect_hardware
 from engine.errors import AlreadyRunning, LabError
+from engine.exclusive import WAIT_OR_CANCEL, Exclusive, told
 from engine.models import ModelSource, prepare
 from engine.server.command import resolved_dtype, uses_eager
 from engine.server.supervisor import Supervisor
@@ -49,7 +49,6 @@ from engine.store import RunStore, new_run
 from engine.telemetry.host import CoreWatch
 from engine.telemetry.prometheus import scrape
 
-POLL_S = 0.3
 RUNS_LOOKED_AT = 20
 RESERVED = "A comparison is being measured."
 ATTACHED_NOTE = "The server is not the lab's own: its weights, dtype, threads and mode are not known here."
@@ -82,12 +81,10 @@ class CompareRunner:
     ) -> None:
         self._settings, self._supervisor, self._store = settings, supervisor, store
         self._server = MeasuredServer(settings, supervisor, self._say, self._check_cancel)
-        self._answering = answering
-        self._lock = threading.Lock()
+        self._work = Exclusive("compare", lambda: supervisor.snapshot().reserved, answering)
         self._board = Board()
         self._subject = _Subject()
-        self._cancel = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._cancel = self._work.cancelled
         self._baseline: HfBaseline | None = None
 
     def snapshot(self) -> CompareSnapshot:
@@ -96,7 +93,7 @@ class CompareRunner:
     def require_idle(self) -> None:
         """Raises AlreadyRunning while something is measured."""
         if self._board.snapshot().running:
-            raise AlreadyRunning(RESERVED, "Wait until it is over, or cancel it.")
+            raise AlreadyRunning(RESERVED, WAIT_OR_CANCEL)
 
     def estimate(self, config: CompareConfig, server: ServerConfig | None = None) -> Estimate | None:
         """How long ``start`` with the same would take, from the saved runs; None where they don't tell."""
@@ -115,18 +112,13 @@ class CompareRunner:
         """Begin and return; raises AlreadyRunning. ``server`` is what to start where none runs."""
         require_installed(config)
         expected = self.estimate(config, server)
-        with self._lock:
-            self.require_idle()
-            if reason := self._supervisor.snapshot().reserved:
-                raise AlreadyRunning(reason, "Wait until it is over, or cancel it.")
-            before, self._board = self._board, Board(config, repeats_in_all(config), expected)
-            if answered := self._answering():  # asked when the board says "running", as a chat asks the other way round
-                self._board = before
-                raise AlreadyRunning(answered, "Wait until it is over.")
-            self._cancel.clear()
-            self._subject = _Subject()
-            self._thread = threading.Thread(target=self._run, args=(config, server), name="compare", daemon=True)
-            self._thread.start()
+
+        def announce() -> Callable[[], None]:
+            before = self._board, self._subject
+            self._board, self._subject = Board(config, repeats_in_all(config), expected), _Subject()
+            return lambda: self._take_back(*before)
+
+        self._work.start(self.require_idle, announce, lambda: self._run(config, server))
 
     def cancel(self) -> None:
         """End it soon; what was measured is kept and marked."""
@@ -138,22 +130,14 @@ class CompareRunner:
     def close(self) -> None:
         """Cancel and wait, so that nothing of it is left."""
         self.cancel()
-        if self._thread is not None:
-            self._thread.join()
+        self._work.wait()
 
     def run_blocking(
         self, config: CompareConfig, server: ServerConfig | None, progress: Callable[[str], None]
     ) -> CompareResults:
         """For the command line: raises LabError unless it was measured wholly."""
         self.start(config, server)
-        thread, last = self._thread, ""
-        assert thread is not None
-        while thread.is_alive():
-            thread.join(POLL_S)
-            message = self.snapshot().message
-            if message != last:
-                progress(message)
-                last = message
+        self._work.follow(lambda: self.snapshot().message, progress)
         ended = self.snapshot()
         if ended.state != CompareState.DONE or ended.results is None or ended.error:
             raise LabError(ended.error or "The comparison was cancelled.", ended.remedy)
@@ -161,25 +145,27 @@ class CompareRunner:
 
     # -- on the runner's thread
 
+    def _take_back(self, board: Board, subject: _Subject) -> None:
+        self._board, self._subject = board, subject
+
     def _run(self, config: CompareConfig, server: ServerConfig | None) -> None:
-        state, error, remedy = CompareState.DONE, None, ""
+        state = CompareState.DONE
+        error: str | None = None
+        remedy = ""
         try:
             with self._supervisor.reserved(RESERVED):
                 self._measure(config, server)
         except _Cancelled:
             state = CompareState.CANCELLED
-        except LabError as problem:
-            state, error, remedy = CompareState.FAILED, problem.cause, problem.remedy
-            if self._cancel.is_set():
-                state, error, remedy = CompareState.CANCELLED, None, ""
         except Exception as problem:  # a fault of ours must not leave the page at "running" for ever
-            state, error, remedy = CompareState.FAILED, f"{type(problem).__name__}: {problem}", "This is a lab fault."
+            state, (error, remedy) = CompareState.FAILED, told(problem)
+            if self._cancel.is_set() and isinstance(problem, LabError):
+                state, error, remedy = CompareState.CANCELLED, None, ""
         run_id = None
         try:
             run_id = self._save(config, state, error)
         except Exception as problem:
-            words = (problem.cause, problem.remedy) if isinstance(problem, LabError) else (str(problem), "")
-            error, remedy = (error, remedy) if error else words
+            error, remedy = (error, remedy) if error else told(problem)
         self._board.finish(state, error=error, remedy=remedy, run_id=run_id)
 
     def _measure(self, config: CompareConfig, server: ServerConfig | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ from engine.compare_server import MeasuredServer
 from engine.config import LoadTestConfig, ServerConfig, Settings
 from engine.environment import collect, detect_hardware
 from engine.errors import AlreadyRunning, LabError, RequestError
+from engine.exclusive import WAIT_OR_CANCEL, Exclusive, told
 from engine.load.board import LoadBoard
 from engine.load.measure import Cancelled, measure
 from engine.load.results import LoadResults, LoadSnapshot, LoadState
@@ -20,7 +20,6 @@ from engine.store import RunStore, new_run
 from engine.telemetry.host import CoreWatch
 
 KIND = "load"
-POLL_S = 0.2
 RESERVED = "A load test is running."
 
 
@@ -36,13 +35,10 @@ class LoadTestRunner:
     ) -> None:
         self._settings, self._supervisor, self._store = settings, supervisor, store
         self._server = MeasuredServer(settings, supervisor, self._say, self._check_cancel)
-        self._answering = answering
-        self._lock = threading.Lock()
+        self._work = Exclusive("load-test", lambda: supervisor.snapshot().reserved, answering)
         self._board = LoadBoard()
         self._subject: dict[str, Any] = {}
-        self._cancel = threading.Event()
-        self._over = threading.Event()
-        self._over.set()
+        self._cancel = self._work.cancelled
 
     def snapshot(self) -> LoadSnapshot:
         return self._board.snapshot()
@@ -50,22 +46,17 @@ class LoadTestRunner:
     def require_idle(self) -> None:
         """Raises AlreadyRunning while something is measured."""
         if self._board.running:
-            raise AlreadyRunning(RESERVED, "Wait until it is over, or cancel it.")
+            raise AlreadyRunning(RESERVED, WAIT_OR_CANCEL)
 
     def start(self, config: LoadTestConfig, server: ServerConfig | None = None) -> None:
         """Begin and return; raises AlreadyRunning. ``server`` is what to start where none runs."""
-        with self._lock:
-            self.require_idle()
-            if reason := self._supervisor.snapshot().reserved:
-                raise AlreadyRunning(reason, "Wait until it is over, or cancel it.")
-            before, self._board = self._board, LoadBoard(config)
-            if answered := self._answering():  # the board says "running" by now, and a chat asks the other way round
-                self._board = before
-                raise AlreadyRunning(answered, "Wait until it is over.")
-            self._cancel.clear()
-            self._over = over = threading.Event()  # the last test may still be ending: it sets its own
-            self._subject = {}
-            threading.Thread(target=self._run, args=(config, server, over), name="load-test", daemon=True).start()
+
+        def announce() -> Callable[[], None]:
+            before = self._board, self._subject
+            self._board, self._subject = LoadBoard(config), {}
+            return lambda: self._take_back(*before)
+
+        self._work.start(self.require_idle, announce, lambda: self._run(config, server))
 
     def cancel(self) -> None:
         """End it soon; what was measured is kept and marked."""
@@ -77,51 +68,40 @@ class LoadTestRunner:
         self.wait()
 
     def wait(self) -> None:
-        """Until it is over, if one runs.
-
-        By an event: a ``join()`` that Ctrl-C breaks off takes the thread for ended (seen with Python 3.11).
-        """
-        self._over.wait()
+        """Until it is over, if one runs."""
+        self._work.wait()
 
     def run_blocking(
         self, config: LoadTestConfig, server: ServerConfig | None, progress: Callable[[str], None]
     ) -> LoadSnapshot:
         """For the command line: start, tell ``progress`` each new message, and return how it ended."""
         self.start(config, server)
-        last = ""
-        while not self._over.wait(POLL_S):
-            if self._board.message != last:
-                last = self._board.message
-                progress(last)
+        self._work.follow(lambda: self._board.message, progress)
         return self.snapshot()
 
     # -- on the runner's thread
 
-    def _run(self, config: LoadTestConfig, server: ServerConfig | None, over: threading.Event) -> None:
-        try:
-            self._run_to_its_end(config, server)
-        finally:
-            over.set()
+    def _take_back(self, board: LoadBoard, subject: dict[str, Any]) -> None:
+        self._board, self._subject = board, subject
 
-    def _run_to_its_end(self, config: LoadTestConfig, server: ServerConfig | None) -> None:
-        state, error, remedy = LoadState.DONE, None, ""
+    def _run(self, config: LoadTestConfig, server: ServerConfig | None) -> None:
+        state = LoadState.DONE
+        error: str | None = None
+        remedy = ""
         try:
             with self._supervisor.reserved(RESERVED):
                 self._measure(config, server)
         except Cancelled:
             state = LoadState.CANCELLED
-        except LabError as problem:
-            state, error, remedy = LoadState.FAILED, problem.cause, problem.remedy
-            if self._cancel.is_set():
-                state, error, remedy = LoadState.CANCELLED, None, ""
         except Exception as problem:  # a fault of ours must not leave the page at "running" for ever
-            state, error, remedy = LoadState.FAILED, f"{type(problem).__name__}: {problem}", "This is a lab fault."
+            state, (error, remedy) = LoadState.FAILED, told(problem)
+            if self._cancel.is_set() and isinstance(problem, LabError):
+                state, error, remedy = LoadState.CANCELLED, None, ""
         run_id = None
         try:
             run_id = self._save(config, state, error)
         except Exception as problem:
-            words = (problem.cause, problem.remedy) if isinstance(problem, LabError) else (str(problem), "")
-            error, remedy = (error, remedy) if error else words
+            error, remedy = (error, remedy) if error else told(problem)
         self._board.finish(state, error=error, remedy=remedy, run_id=run_id)
 
     def _measure(self, config: LoadTestConfig, server: ServerConfig | None) -> None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.compare_server import MeasuredServer
 from engine.config import ServerConfig, Settings
 from engine.environment import collect, detect_hardware
 from engine.errors import AlreadyRunning, ConfigError, DataFolderInUse, LabError
+from engine.exclusive import Exclusive, told
 from engine.kv.shape import ModelShape
 from engine.load.measure import Cancelled, measure
 from engine.models import find_ready
 from engine.server.supervisor import Supervisor
 from engine.store import RunStore
-from engine.tuning import studies
+from engine.tuning import studies, way_back
 from engine.tuning.board import StudyBoard
 from engine.tuning.estimate import Estimate, estimate
 from engine.tuning.grid import combinations
@@ -37,14 +38,28 @@ from engine.tuning.study import (
 )
 from engine.tuning.trying import Bench, Measure, Trying
 
-POLL_S = 0.2
 RESERVED = "Configurations are being tried."
 AS_IT_WAS = "as it was"
-LAB_FAULT = "This is a fault of the lab itself."
 
 
 class _Paused(Exception):
     pass
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """How a study ended; ``error`` and ``remedy`` where something went wrong."""
+
+    state: StudyState
+    error: str = ""
+    remedy: str = ""
+
+    def and_then(self, problem: Exception) -> _Ending:
+        """The way back failed too; the first fault is told first."""
+        error, remedy = told(problem)
+        if not self.error:
+            return _Ending(StudyState.FAILED, error, remedy)
+        return replace(self, remedy=f"{self.remedy} The way back failed too: {error} {remedy}".strip())
 
 
 class TuningRunner:
@@ -64,14 +79,13 @@ class TuningRunner:
         load: Measure = measure,
     ) -> None:
         self._bench = Bench(settings, supervisor, store, load)
-        self._answering, self._owner = answering, owner
+        self._work = Exclusive("tuning", lambda: supervisor.snapshot().reserved, answering)
+        self._owner = owner
         left_over = _left_over(store) if owner else None
         self._interrupted = left_over is not None and left_over.state == StudyState.RUNNING
-        self._board = StudyBoard(studies.interrupted(left_over) if left_over else None)
-        self._lock = threading.Lock()
-        self._cancel, self._pause, self._closing = threading.Event(), threading.Event(), threading.Event()
-        self._over = threading.Event()
-        self._over.set()
+        previous = way_back.kept(store) if owner else None
+        self._board = StudyBoard(studies.interrupted(left_over) if left_over else None, previous=previous)
+        self._cancel, self._pause, self._closing = self._work.cancelled, threading.Event(), threading.Event()
 
     # -- what viewers read
 
@@ -140,7 +154,7 @@ class TuningRunner:
 
     def cancel(self) -> None:
         """End it soon, or for good where it is paused. What was measured is kept."""
-        with self._lock:
+        with self._work.lock:
             current = self._board.snapshot()
             if current.study is not None and current.resumable:
                 self._finish(current.study, StudyState.CANCELLED)
@@ -155,7 +169,8 @@ class TuningRunner:
             raise ConfigError("There is no earlier configuration to go back to.", "Choose one.")
         now = self._bench.supervisor.snapshot().config
         self._bench.supervisor.restart(previous)
-        self._board.publish(previous=now, went_back="")
+        self._remember(now)
+        self._board.publish(went_back="")
 
     def close(self) -> None:
         """End the work and wait. A study that runs is left as it is: a later process goes on with it."""
@@ -164,11 +179,8 @@ class TuningRunner:
         self.wait()
 
     def wait(self) -> None:
-        """Until nothing is tried any more.
-
-        By an event: a ``join()`` that Ctrl-C breaks off takes the thread for ended (seen with Python 3.11).
-        """
-        self._over.wait()
+        """Until nothing is tried any more."""
+        self._work.wait()
 
     def run_blocking(
         self, config: StudyConfig | None, progress: Callable[[str], None], *, restore: bool = False
@@ -178,34 +190,28 @@ class TuningRunner:
             self.resume(restore=restore)
         else:
             self.start(config, restore=restore)
-        last = ""
-        while not self._over.wait(POLL_S):
-            if (message := self.snapshot().message) != last:
-                progress(message)
-                last = message
+        self._work.follow(lambda: self.snapshot().message, progress)
         return self.snapshot()
 
     # -- the study
 
     def _begin(self, study: Study, restore: bool) -> None:
-        with self._lock:
+        def check() -> None:
             self.require_idle()
             self._check_server()
+
+        def announce() -> Callable[[], None]:
+            self._pause.clear()
             before = self._board
             expected_s = self.estimate(study.config).total_s
             self._board = StudyBoard(study, expected_s, before.snapshot().previous)
-            try:
-                if answered := self._answering():  # the board says "running" by now; they ask the other way round
-                    raise AlreadyRunning(answered, "Wait until it is over.")
-                studies.keep(self._bench.store, study)
-                studies.forget_old(self._bench.store)
-            except LabError:
-                self._board = before
-                raise
-            self._cancel.clear()
-            self._pause.clear()
-            self._over = over = threading.Event()  # the last study may still be ending: it sets its own
-            threading.Thread(target=self._run, args=(restore, over), name="tuning", daemon=True).start()
+            return lambda: setattr(self, "_board", before)
+
+        def prepare() -> None:
+            studies.keep(self._bench.store, study)
+            studies.forget_old(self._bench.store)
+
+        self._work.start(check, announce, lambda: self._run(restore), prepare)
 
     def _check_server(self) -> None:
         """Whether the server is ours and free; raises AlreadyRunning or DataFolderInUse."""
@@ -217,8 +223,6 @@ class TuningRunner:
             )
         if now.attached:
             raise AlreadyRunning("The lab is attached to another server, which it can't restart.", "Detach first.")
-        if now.reserved:
-            raise AlreadyRunning(now.reserved, "Wait until it is over, or cancel it.")
 
     def _first_trials(self, config: StudyConfig) -> tuple[Trial, ...]:
         if config.kind == StudyKind.SEARCH:
@@ -231,34 +235,33 @@ class TuningRunner:
             trials.insert(0, Trial(0, {}, AS_IT_WAS))
         return tuple(replace(trial, number=number) for number, trial in enumerate(trials))
 
-    def _run(self, restore: bool, over: threading.Event) -> None:
-        try:
-            self._run_to_its_end(restore)
-        finally:
-            over.set()
-
-    def _run_to_its_end(self, restore: bool) -> None:
-        state, error, remedy = StudyState.DONE, "", ""
+    def _run(self, restore: bool) -> None:
         study = self._board.study
         # A later process finds no server, but knows what had run.
         good = self._bench.running() or (study.config.base if any(trial.attempts for trial in study.trials) else None)
+        ending = _Ending(StudyState.FAILED)
         try:
             with self._bench.supervisor.reserved(RESERVED):
-                try:
-                    self._try_all()
-                except _Paused:
-                    state = StudyState.PAUSED
-                except Cancelled:
-                    state = StudyState.PAUSED if self._pause.is_set() else StudyState.CANCELLED
-                self._leave(good, restore)
+                ending = self._try_and_say()
+                self._leave(good, restore, failed=ending.state == StudyState.FAILED)
         except Cancelled:  # the lab closes
             pass
-        except LabError as problem:
-            state, error, remedy = StudyState.FAILED, problem.cause, problem.remedy
-        except Exception as problem:  # a fault of ours must not leave the page at "running" for ever
-            state, error, remedy = StudyState.FAILED, f"{type(problem).__name__}: {problem}", LAB_FAULT
+        except Exception as problem:  # the way back failed
+            ending = ending.and_then(problem)
         if not self._closing.is_set():  # else it stands in the database as running: a later process finds it
-            self._finish(self._board.study, state, error, remedy)
+            self._finish(self._board.study, ending.state, ending.error, ending.remedy)
+
+    def _try_and_say(self) -> _Ending:
+        """Try all; how that ended, whatever went wrong: the way back comes after it."""
+        try:
+            self._try_all()
+        except _Paused:
+            return _Ending(StudyState.PAUSED)
+        except Cancelled:
+            return _Ending(StudyState.PAUSED if self._pause.is_set() else StudyState.CANCELLED)
+        except Exception as problem:  # a fault of ours must not leave the page at "running" for ever
+            return _Ending(StudyState.FAILED, *told(problem))
+        return _Ending(StudyState.DONE)
 
     def _try_all(self) -> None:
         trying = Trying(self._bench, self._board, self._cancel.is_set, self._when_called_off)
@@ -301,31 +304,40 @@ class TuningRunner:
 
     # -- afterwards
 
-    def _leave(self, good: ServerConfig | None, restore: bool) -> None:
+    def _leave(self, good: ServerConfig | None, restore: bool, failed: bool) -> None:
         """The server that people find: the new one after an apply that worked, else the one that ran before."""
         study = self._board.study
         if study.config.kind == StudyKind.APPLY:
-            self._leave_applied(study, good)
+            self._leave_applied(study, good, failed)
         elif restore and not self._closing.is_set() and self._bench.running() != study.config.base:
             self._bench.supervisor.restart(study.config.base)
 
-    def _leave_applied(self, study: Study, good: ServerConfig | None) -> None:
+    def _leave_applied(self, study: Study, good: ServerConfig | None, failed: bool) -> None:
         changes = study.config.candidates[0]
         running = self._bench.running()
         if study.trials[-1].state == TrialState.REFUSED or good is None or self._closing.is_set():
             return
-        if running is not None and running == study.config.server(changes):
+        if running is not None and running == study.config.server(changes) and not failed:
             if running != good:
-                self._board.publish(previous=good)
+                self._remember(good)
             return
         if running == good:
             return
         self._board.publish(message="Going back to the last good configuration")
         settings, supervisor = self._bench.settings, self._bench.supervisor
         MeasuredServer(settings, supervisor, lambda _: None, self._check_closing).restart(good)
-        called_off = self._cancel.is_set()
-        why = "It was called off" if called_off else f"The server did not run with {in_words(changes)}"
+        why = f"The server did not run with {in_words(changes)}"
+        if failed:
+            why = "The study could not go on"
+        elif self._cancel.is_set():
+            why = "It was called off"
         self._board.publish(went_back=f"{why}: the last good configuration runs again.")
+
+    def _remember(self, previous: ServerConfig | None) -> None:
+        """The way back of one click; a later process has it too, if the database takes it."""
+        self._board.publish(previous=previous)
+        with contextlib.suppress(LabError):
+            way_back.keep(self._bench.store, previous)
 
     def _check_closing(self) -> None:
         if self._closing.is_set():

@@ -163,7 +163,8 @@ class Trial:
 
     ``changes`` are against the study's base. ``restart_s`` is from the order to restart until ready, None where the
     server ran so already; ``measure_s`` that of the load with its warm-up. ``attempts`` counts begun tries: one that
-    the lab did not survive is tried once more. ``run_id`` is the saved run.
+    the lab did not survive is tried once more. ``run_id`` is the saved run. ``measured_ago_s`` is the age of a level
+    that an earlier study measured on the same start, None where it was measured for this trial.
     """
 
     number: int
@@ -175,6 +176,7 @@ class Trial:
     level: LevelResult | None = None
     restart_s: float | None = None
     measure_s: float | None = None
+    measured_ago_s: float | None = None
     attempts: int = 0
     error: str = ""
     remedy: str = ""
@@ -211,6 +213,7 @@ class Trial:
             "level": level,
             "restart_s": self.restart_s,
             "measure_s": self.measure_s,
+            "measured_ago_s": self.measured_ago_s,
             "attempts": self.attempts,
             "error": self.error,
             "remedy": self.remedy,
@@ -224,6 +227,7 @@ class Trial:
         predicted, actual, level = values["predicted"], values["actual"], values["level"]
         return cls(
             **{name: values[name] for name in plain},
+            measured_ago_s=values.get("measured_ago_s"),
             state=TrialState(values["state"]),
             prediction=Prediction.from_dict(predicted) if predicted else None,
             actual=KvCapacity(**actual) if actual else None,

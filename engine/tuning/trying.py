@@ -24,6 +24,8 @@ from engine.tuning.prediction import Known, Prediction, known_now, predict
 from engine.tuning.study import Study, Trial, TrialState
 
 KIND = "tune"
+# A machine changes: heat, other programs. What is older is measured again.
+MOST_AGE_S = 600.0
 LOOK_AT_LOG = "Look at the server's log."
 
 
@@ -40,15 +42,25 @@ class Measure(Protocol):
     ) -> LoadResults: ...
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A measurement: of which start of the server, under which load, when (``time.monotonic``)."""
+
+    start: int
+    workload: LoadTestConfig
+    trial: Trial
+    at_s: float
+
+
 @dataclass
 class Bench:
-    """What trials work with. ``measured`` is the newest measurement: of which start, under which load."""
+    """What trials work with. ``measured`` is the newest measurement."""
 
     settings: Settings
     supervisor: Supervisor
     store: RunStore
     load: Measure
-    measured: tuple[int, LoadTestConfig, Trial] | None = None
+    measured: Measured | None = None
 
     def known(self, model: str) -> Known:
         source, hardware = find_ready(model, self.settings), detect_hardware(self.settings)
@@ -59,6 +71,13 @@ class Bench:
         """The configuration of our own server, where it is ready."""
         now = self.supervisor.snapshot()
         return now.config if now.ready and not now.attached else None
+
+    def measured_before(self, start: int, workload: LoadTestConfig) -> Measured | None:
+        """The same server under the same load, so short ago that the machine is taken for the same."""
+        last = self.measured
+        if last is None or (last.start, last.workload) != (start, workload):
+            return None
+        return last if time.monotonic() - last.at_s <= MOST_AGE_S else None
 
 
 class Trying:
@@ -116,10 +135,15 @@ class Trying:
     def _measure(self, trial: Trial) -> None:
         workload = self._study.config.workload
         start = self._bench.supervisor.snapshot().generation
-        if self._bench.measured is not None and self._bench.measured[:2] == (start, workload):
-            same = self._bench.measured[2]  # the same server under the same load, a moment ago
-            measured = {"level": same.level, "run_id": same.run_id, "measure_s": same.measure_s}
-            self._change(trial, state=TrialState.DONE, **measured)
+        if (same := self._bench.measured_before(start, workload)) is not None:
+            self._change(
+                trial,
+                state=TrialState.DONE,
+                level=same.trial.level,
+                run_id=same.trial.run_id,
+                measure_s=same.trial.measure_s,
+                measured_ago_s=time.monotonic() - same.at_s,
+            )
             return
         trial = self._change(trial, state=TrialState.MEASURING)
         self._say("Measuring")
@@ -129,7 +153,7 @@ class Trying:
         trial = replace(trial, **_judged(trial))
         trial = self._change(trial, run_id=self._save(trial, results))
         if trial.done:
-            self._bench.measured = (start, workload, trial)
+            self._bench.measured = Measured(start, workload, trial, time.monotonic())
 
     def _loaded(self, workload: LoadTestConfig) -> LoadResults:
         supervisor, board = self._bench.supervisor, LoadBoard(workload)

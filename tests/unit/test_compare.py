@@ -20,6 +20,7 @@ from engine.compare_plan import plan_by_ids
 from engine.compare_results import APART_NOTE, CompareResults, CompareSnapshot, CompareState, LaneState, Mode
 from engine.config import CompareConfig, ServerConfig
 from engine.errors import AlreadyRunning, LabError, RequestRejected, StoreError
+from engine.exclusive import told
 from engine.models import ModelOrigin, ModelSource
 from engine.server.command import uses_eager
 from engine.server.state import Phase, ServerState
@@ -273,7 +274,7 @@ def test_a_result_that_can_not_be_saved_is_shown_all_the_same(
     runner.start(CONFIG)
     ended = finished(runner)
     assert results(ended).ratio and ended.run_id is None
-    assert ended.error and str(ended.error) in str(error)
+    assert (ended.error, ended.remedy) == told(error)
 
 
 def test_finished_repeats_survive_a_cancel(lab: Lab, runner: CompareRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,12 @@ import pytest
 
 from engine.config import Endpoint, LoadTestConfig, ServerConfig
 from engine.errors import AlreadyRunning, ConfigError, DataFolderInUse, LabError, RequestInterrupted, StoreError
+from engine.exclusive import told
 from engine.load.measure import Cancelled
 from engine.load.results import LevelResult, LoadResults
 from engine.server.state import PHASE_LABELS, Phase, ServerState
 from engine.tuning import runner as runner_module
-from engine.tuning import studies
+from engine.tuning import studies, trying, way_back
 from engine.tuning.runner import TuningRunner
 from engine.tuning.study import StudyConfig, StudyKind, StudyState, TrialState, TuneSnapshot
 from tests.supervised import Lab, eventually
@@ -211,6 +212,37 @@ def test_the_next_apply_measures_the_running_server_not_again(
     found = ended(runner)
     assert [served.max_num_seqs for served in load.served] == [4, 8, 2]
     assert found.difference is not None and "from 80 tok/s to 20 tok/s" in found.difference.headline
+
+
+def test_a_measurement_is_used_again_only_while_it_is_young(
+    lab: Lab, load: ScriptedLoad, runner: TuningRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.start_and_wait(BASE)
+    runner.start(apply(max_num_seqs=8))
+    assert [trial.measured_ago_s for trial in ended(runner).trials] == [None, None]
+    following = replace(apply(max_num_seqs=8), base=replace(BASE, max_num_seqs=8))
+    runner.start(following)
+    young = ended(runner).trials
+    assert len(load.served) == 2 and all(trial.measured_ago_s is not None for trial in young)
+    kept = studies.kept(lab.store)[0].trials
+    assert [one.measured_ago_s for one in kept] == [one.measured_ago_s for one in young]
+    monkeypatch.setattr(trying, "MOST_AGE_S", -1.0)
+    runner.start(following)
+    assert len(load.served) == 2 and ended(runner).trials[0].measured_ago_s is None
+    assert [served.max_num_seqs for served in load.served] == [4, 8, 8, 8]
+
+
+def test_the_way_back_outlives_the_app(lab: Lab, load: ScriptedLoad, runner: TuningRunner) -> None:
+    lab.start_and_wait(BASE)
+    runner.start(replace(apply(max_num_seqs=8), measure=False))
+    ended(runner)
+    later = again(lab, load)
+    assert later.snapshot().previous == BASE
+    later.go_back()
+    eventually(lambda: lab.snapshot().ready and lab.snapshot().config == BASE)
+    assert again(lab, load).snapshot().previous == replace(BASE, max_num_seqs=8)
+    lab.store.put_document(way_back.KIND, way_back.NAME, {"max_num_seqs": "many"})
+    assert again(lab, load).snapshot().previous is None
 
 
 def test_one_click_goes_back_and_forth(lab: Lab, runner: TuningRunner) -> None:
@@ -471,6 +503,38 @@ def test_a_disk_that_fills_up_ends_the_study_and_says_so(
     runner.start(grid(), restore=False)
     found = ended(runner)
     assert (found.state, found.error) == (StudyState.FAILED, "The disk is full.")
+
+
+@pytest.mark.parametrize("problem", [StoreError("The disk is full.", "Free some space."), ValueError("a fault")])
+def test_the_way_back_is_gone_whatever_fails_in_the_middle(
+    lab: Lab, load: ScriptedLoad, runner: TuningRunner, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    lab.start_and_wait(BASE)
+    keep = studies.keep
+
+    def fail(*given: Any) -> None:
+        if lab.snapshot().config != BASE and lab.snapshot().ready:
+            raise problem
+        keep(*given)
+
+    monkeypatch.setattr(studies, "keep", fail)
+    runner.start(apply(max_num_seqs=8))
+    found = ended(runner)
+    assert (found.state, found.error) == (StudyState.FAILED, told(problem)[0])
+    assert found.went_back == "The study could not go on: the last good configuration runs again."
+    assert lab.snapshot().ready and lab.snapshot().config == BASE
+    runner.start(grid())
+    assert ended(runner).state == StudyState.FAILED
+    eventually(lambda: lab.snapshot().ready and lab.snapshot().config == BASE)
+
+
+def test_a_way_back_that_fails_too_is_told_after_the_first_fault() -> None:
+    first = runner_module._Ending(StudyState.FAILED, "The disk is full.", "Free some space.")
+    both = first.and_then(LabError("The port is taken.", "Free it."))
+    assert both.error == "The disk is full."
+    assert both.remedy == "Free some space. The way back failed too: The port is taken. Free it."
+    alone = runner_module._Ending(StudyState.DONE).and_then(LabError("The port is taken.", "Free it."))
+    assert (alone.state, alone.error) == (StudyState.FAILED, "The port is taken.")
 
 
 def test_a_fault_of_our_own_does_not_run_for_ever(load: ScriptedLoad, runner: TuningRunner) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -173,6 +174,51 @@ def test_saturation_is_flat_throughput_with_longer_waiting(
     before: LevelResult, after: LevelResult, expected: bool
 ) -> None:
     assert saturated(before, after) is expected
+
+
+def linear(users: int) -> float:
+    return 10.0 * users
+
+
+def never_more(users: int) -> float:
+    return 200.0
+
+
+def one_queue(users: int) -> float:
+    """Mean value analysis: every user thinks for 9 units and needs the one server for 1; 20 tokens each time."""
+    waiting = answered = 0.0
+    for number in range(1, users + 1):
+        response = 1 + waiting
+        answered = number / (9 + response)
+        waiting = answered * response
+    return 20 * answered
+
+
+def first_saturated(curve: Callable[[int], float], loads: Sequence[int]) -> int | None:
+    """Of a ramp on a server where requests wait longer the more there are."""
+    levels = [replace(level(curve(load), queue_ms=load), users=load) for load in loads]
+    return next((after.users for before, after in pairwise(levels) if saturated(before, after)), None)
+
+
+DOUBLED, FINE, SINGLE = [2**step for step in range(8)], [round(1.2**step * 5) for step in range(18)], range(1, 120)
+
+
+@pytest.mark.parametrize("loads", [DOUBLED, FINE, SINGLE])
+def test_where_a_ramp_stops_is_the_same_however_fine_its_steps_are(loads: Sequence[int]) -> None:
+    assert first_saturated(linear, loads) is None
+    assert first_saturated(never_more, loads) == loads[1]
+    stop = first_saturated(one_queue, loads)
+    assert stop is not None
+    full = 20.0  # tokens per unit of a server that is never idle
+    before = loads[list(loads).index(stop) - 1]
+    assert one_queue(before) > 0.9 * full and 10 < before <= 32  # beyond (9 + 1) / 1 users, but not far
+
+
+def test_a_rate_that_grew_and_one_that_is_not_known_count_too() -> None:
+    before, after = (replace(level(tok_s, queue_ms=tok_s), rate_req_s=rate) for tok_s, rate in ((100, 10), (101.5, 12)))
+    assert not saturated(before, after)  # 1.5% more of 20%
+    assert saturated(before, replace(after, rate_req_s=20.0))  # 1.5% more of 100%
+    assert saturated(replace(before, rate_req_s=None), after)
 
 
 def test_the_knee_is_where_throughput_over_latency_is_highest() -> None:

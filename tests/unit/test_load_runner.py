@@ -17,7 +17,18 @@ from engine.compare import CompareRunner
 from engine.config import CompareConfig, LoadTestConfig
 from engine.errors import AlreadyRunning, ConfigError, StoreError
 from engine.load.board import LoadBoard
-from engine.load.measure import CACHED_NOTE, NO_NONCE_NOTE, NOT_FORCED_NOTE, measure
+from engine.load.measure import (
+    CACHED_NOTE,
+    MOST_WARM_UPS,
+    NO_NONCE_NOTE,
+    NOT_FORCED_NOTE,
+    OPEN_LOOP_WARM_UPS,
+    WARM_UP_TOKENS,
+    _Task,
+    _warm_up_order,
+    measure,
+)
+from engine.load.order import LevelOrder, Prompt
 from engine.load.profiles import levels_of
 from engine.load.results import LevelResult, LoadResults, LoadSnapshot, LoadState, RequestState
 from engine.load.runner import LoadTestRunner, title_of
@@ -87,6 +98,26 @@ def test_warm_ups_are_sent_and_not_counted(runner: LoadTestRunner, attached: Fak
     runner.start(replace(CONFIG, warm_up=False))
     finished(runner)
     assert [sent.body["max_tokens"] for sent in attached.sent] == [8, *[10] * 8]
+
+
+@pytest.mark.parametrize(
+    ("config", "sent"),
+    [
+        (LoadTestConfig(users=(3,)), 3),
+        (LoadTestConfig(users=(1_000,)), 1_000),
+        (LoadTestConfig(users=(10_000,)), MOST_WARM_UPS),
+        (LoadTestConfig(profile="burst", users=(40,)), 40),
+        (LoadTestConfig(profile="constant", rates=(5.0,), duration_s=10), OPEN_LOOP_WARM_UPS),
+        (LoadTestConfig(profile="constant", rates=(1.0,), duration_s=3), 3),
+    ],
+)
+def test_a_warm_up_is_a_wave_as_wide_as_its_level(config: LoadTestConfig, sent: int) -> None:
+    one = levels_of(config)[0]
+    order = LevelOrder((Prompt(50, tokens=8),), users=one.users or 0, conversations=one.requests)
+    order = replace(order, arrivals_s=one.arrivals_s, salt="salt")
+    warm = _warm_up_order(_Task(0, one, order))
+    assert (warm.users, warm.conversations, warm.arrivals_s, warm.duration_s) == (sent, sent, None, None)
+    assert warm.prompts == (Prompt(WARM_UP_TOKENS, tokens=8),) and warm.salt != order.salt
 
 
 def test_a_server_is_started_where_none_runs_and_stopped_again(lab: Lab, runner: LoadTestRunner) -> None:

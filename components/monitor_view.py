@@ -125,8 +125,9 @@ def how_it_is_made(now: TelemetrySnapshot) -> None:
     peaks = f" A point is the highest value of its {window.step_s} s." if window.step_s > 1 else ""
     st.caption(
         plain(
-            f"One reading a second, shared by all viewers.{cost}{peaks} Latency lines: the "
-            f"{window.latency_lookback_s} s before each point. Red: an alert held. A gap: the server said nothing."
+            f"One reading a second (every two while something is measured), shared by all viewers.{cost}{peaks} "
+            f"Latency lines: the {window.latency_lookback_s} s before each point. Red: an alert held. "
+            "A gap: the server said nothing."
         )
     )
     if now.notice:

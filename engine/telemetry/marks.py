@@ -11,6 +11,8 @@ from engine.load.results import LoadSnapshot
 from engine.server.state import ServerSnapshot, ServerState
 
 MOST_CHANGES = 3
+# Badges of a level that say that the load generator was what limited it, or came late.
+CLIENT_BADGES = ("client_bound", "client_late")
 
 
 class MarkKind(StrEnum):
@@ -63,7 +65,14 @@ def _word(value: object) -> str:
 
 
 def load_marks(before: LoadSnapshot, now: LoadSnapshot, at_s: float) -> Iterator[Mark]:
-    """Every level's beginning (its warm-up is one of its own), and the end."""
+    """Every level's beginning (its warm-up is one of its own), and the end; after a level what its client suffered."""
+    if not (before.running or now.running):
+        return
+    known = len(before.levels) if before.running and before.config == now.config else 0
+    for level in now.levels[known:]:
+        suffered = [badge.label.lower() for badge in level.badges if badge.code in CLIENT_BADGES]
+        if suffered:
+            yield Mark(at_s, MarkKind.PROBLEM, f"{level.label}: {', '.join(suffered)}")
     if now.running and now.level is not None:
         seen = (before.level, before.warming_up) if before.running else (None, False)
         if (now.level, now.warming_up) != seen:

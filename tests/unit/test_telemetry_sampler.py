@@ -14,10 +14,11 @@ import pytest
 from engine.config import Endpoint, LoadTestConfig, ServerConfig
 from engine.environment import Gpu
 from engine.errors import ServerNotReady
-from engine.load.results import LoadSnapshot, LoadState
+from engine.load.results import Badge, LevelResult, LoadResults, LoadSnapshot, LoadState
 from engine.server.state import ServerSnapshot, ServerState
 from engine.telemetry import sampler as sampler_module
 from engine.telemetry.gpu import GpuReader
+from engine.telemetry.marks import load_marks
 from engine.telemetry.processes import ProcessReader, process_name
 from engine.telemetry.sampler import Sampler
 from tests.fake_openai import FakeOpenAI
@@ -122,6 +123,18 @@ def test_levels_of_a_load_test_are_marked(scene: Scene) -> None:
         scene.tick(metrics_text(running=0))
     texts = [mark.text for mark in scene.sampler.snapshot(60).marks]
     assert texts == ["Server ready", "2 users, warm-up", "2 users", "4 users", "Load test done"]
+
+
+def test_a_client_that_was_the_limit_is_marked_when_its_level_ends() -> None:
+    running = LoadSnapshot(LoadState.RUNNING, LoadTestConfig(), level=0, labels=("64 users",))
+    bound = Badge("client_bound", "Client-bound", "It used 98% of its core.")
+    level = LevelResult("64 users", badges=(bound, Badge("cache_warm", "Cache-warm", "")))
+    done = replace(running, results=LoadResults(levels=(level,)))
+    assert [mark.text for mark in load_marks(running, done, 0.0)] == ["64 users: client-bound"]
+    assert list(load_marks(done, done, 1.0)) == []
+    over = replace(done, state=LoadState.DONE)
+    assert [mark.text for mark in load_marks(done, over, 2.0)] == ["Load test done"]
+    assert list(load_marks(over, over, 3.0)) == []
 
 
 def test_viewers_share_one_snapshot_until_the_next_sample(scene: Scene) -> None:

@@ -9,12 +9,17 @@ import streamlit as st
 
 from components import errors, palette
 from components.format import plain, roughly
-from engine.config import DEFAULT_MODEL, CompareConfig, Device
-from engine.errors import LabError
+from engine.config import DEFAULT_MODEL, PEER_ENGINES, CompareConfig, Device
+from engine.errors import ConfigError, LabError
+from engine.peers.launching import PEERS, Peer
 from engine.server.state import ServerSnapshot
 from engine.services import LabServices
 
 USERS = (1, 5, 10, 20)
+PEER_HELP = {
+    "llamacpp": "Its own server, with the quantised weights (GGUF) that the other engines' checkpoint was made from.",
+    "transformers": "Hugging Face's server, with the same checkpoint. It answers one request after the other.",
+}
 DEFAULTS = CompareConfig(users=(1, 5))
 BOTH = "Both"
 ENGINES: dict[str, tuple[str, ...]] = {
@@ -86,6 +91,8 @@ def form(services: LabServices) -> None:
         with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
             static = st.toggle("Also Hugging Face's own static batch", True, key="compare_static")
             graphs = cuda and st.toggle("Also eager against CUDA graphs", False, key="compare_graphs")
+            peers = () if foreign else peer_choice(server)
+        with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
             st.space("stretch")
 
             def chosen() -> CompareConfig:
@@ -94,7 +101,7 @@ def form(services: LabServices) -> None:
                     max_tokens=int(tokens),
                     repeats=int(repeats),
                     users=tuple(sorted(users)),
-                    engines=ENGINES[engines or BOTH],
+                    engines=(*ENGINES[engines or BOTH], *peers),
                     static_batch=static,
                     eager_against_graphs=bool(graphs),
                 )
@@ -113,6 +120,26 @@ def form(services: LabServices) -> None:
         with errors.shown():
             services.compare.start(chosen())
             st.rerun()
+
+
+def peer_choice(server: ServerSnapshot) -> tuple[str, ...]:
+    """A toggle for every other engine that can run this model here; else one line that says how to get it."""
+    return tuple(name for name in PEER_ENGINES if _offered(PEERS[name], server) and _chosen(name))
+
+
+def _offered(peer: Peer, server: ServerSnapshot) -> bool:
+    missing = peer.missing()
+    if missing is not None:
+        st.caption(f"{peer.label} can race too. {missing.remedy}", width="content")
+        return False
+    try:
+        return server.source is None or bool(peer.weights(server.source))
+    except ConfigError:  # another model than the bundled one: llama.cpp has no file of it
+        return False
+
+
+def _chosen(name: str) -> bool:
+    return st.toggle(f"Also {palette.name(name)}", False, key=f"compare_{name}", help=PEER_HELP[name])
 
 
 def expected_time(services: LabServices, chosen: Callable[[], CompareConfig]) -> None:

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from engine.compare_results import ENGINE_LABELS
 
-COLOURS = {"vllm": "#2477D4", "hf": "#DB6B0B", "vllm_eager": "#089A78"}
+COLOURS = {
+    "vllm": "#2477D4",
+    "hf": "#DB6B0B",
+    "vllm_eager": "#089A78",
+    "llamacpp": "#BB3398",
+    "transformers": "#857505",
+}
 NEUTRAL = "#7C8BA1"
 
 # Kinds of memory differ in lightness and pattern (reserved is hatched), so they are told apart without colour too.

@@ -1,4 +1,4 @@
-"""The race: two answers side by side, each at the pace it was measured. Runs in the browser.
+"""The race: the answers side by side, each at the pace it was measured. Runs in the browser.
 
 The page hands over lanes with timed pieces of text; the clock between two updates and a replay after the race run
 without the server. Text goes in as ``textContent``, so markup in an answer stays text.
@@ -14,7 +14,9 @@ import streamlit as st
 from components import palette
 from components.results import name_in
 from engine.compare_results import CompareSnapshot, Lane
+from engine.config import PEER_ENGINES
 
+RACERS = ("hf", *PEER_ENGINES, "vllm")
 UNFINISHED = ("waiting", "loading", "warming", "running")
 NOTES = {
     "waiting": "Waiting for its turn",
@@ -39,9 +41,9 @@ def race(snapshot: CompareSnapshot, key: str) -> None:
 
 
 def race_data(snapshot: CompareSnapshot) -> dict[str, Any]:
-    """What the browser needs. While vLLM is measured, the HF lane replays what was measured a moment ago."""
+    """What the browser needs. While one is measured, finished lanes replay what was measured a moment ago."""
     running = snapshot.state == "running"
-    lanes = [lane for lane in snapshot.lanes if lane.engine in ("hf", "vllm")]
+    lanes = [lane for lane in snapshot.lanes if lane.engine in RACERS]
     live = next((lane for lane in lanes if lane.state == "running"), None)
     total = snapshot.config.max_tokens if snapshot.config else None
     repeats = snapshot.config.repeats if snapshot.config else 1

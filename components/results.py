@@ -8,15 +8,16 @@ from typing import Any
 
 import streamlit as st
 
-from components import html, palette
+from components import compare_lesson, html, palette
 from components.format import millis, number, plain, ratio, seconds, short, size, speed
 from engine.compare_results import CompareResults, EngineResult, Level
+from engine.config import PEER_ENGINES
 from engine.environment import Environment
 from engine.store import Run, RunStore
 
 NO_NUMBERS = frozenset({"engine", "mode", "spread", "repeats"})
 UNSTEADY = 1.5
-ORDER = ("hf", "vllm_eager", "vllm")
+ORDER = ("hf", *PEER_ENGINES, "vllm_eager", "vllm")
 RECENT = 20
 MEMORY_NOTES = {
     "cpu": "Memory is what all processes of an engine occupy; vLLM's includes the KV cache that it reserves.",
@@ -152,6 +153,8 @@ def ranges_overlap(results: CompareResults) -> bool:
 
 def details(results: CompareResults, key: str) -> None:
     """Everything under the headline."""
+    for sentence in compare_lesson.sentences(results):
+        st.markdown(f"**{plain(sentence)}**")
     levels(results, key)
     numbers, words = st.columns([3, 2], gap="large")
     with numbers:
@@ -226,7 +229,9 @@ def _context(results: CompareResults) -> list[str]:
     """What was measured, in words: the same for both engines, or of Hugging Face only."""
     context = context_of(results)
     shared = [words.format(context[name]) for name, words in CONTEXT_WORDS.items() if context.get(name) is not None]
-    both = "Same for both" if len(results.engines) > 1 else "Measured"
+    both = "Same for all" if len(results.engines) > 2 else "Same for both" if len(results.engines) > 1 else "Measured"
+    if "llamacpp" in results.engines:
+        both = "Same for all, but llama.cpp keeps the weights quantised"
     who = "Hugging Face ran" if "hf" in results.engines and is_of_attached_server(results) else both
     lines = [f"{who}: {', '.join(shared)}."] if shared else []
     if context.get("hf_attention"):

@@ -19,6 +19,7 @@ page = st.navigation(
             st.Page("pages/load.py", title="Load test", icon=":material/stacked_line_chart:", url_path="load"),
             st.Page("pages/tune.py", title="Tuning", icon=":material/tune:", url_path="tune"),
             st.Page("pages/monitor.py", title="Dashboard", icon=":material/monitoring:", url_path="monitor"),
+            st.Page("pages/engines.py", title="Engines", icon=":material/travel_explore:", url_path="engines"),
             st.Page("pages/fleet.py", title="Fleet", icon=":material/hub:", url_path="fleet"),
         ],
         "KV cache": [

@@ -126,7 +126,9 @@ class ServerSnapshot:
     @property
     def engine_name(self) -> str:
         """For people; our own server is always vLLM."""
-        return self.detected.words if self.detected else "vLLM"
+        if self.attached and not self.adopted:
+            return (self.detected or Detected()).words
+        return "vLLM"
 
     @property
     def busy(self) -> bool:

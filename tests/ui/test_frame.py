@@ -9,6 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from components import frame, services
+from engine.dialects import Detected, by_key
 from engine.errors import ConfigError, DataFolderInUse, DiskFull, LabError
 from engine.server.state import Diagnosis, PhaseProgress, ServerSnapshot, ServerState
 from engine.server.supervisor import Supervisor
@@ -46,6 +47,16 @@ def test_badge_says_state_and_model(open_page: OpenPage, state: str, words: list
     assert not at.exception
     assert [word for word in words if word not in badge(at)] == []
     assert "Server settings" in links(at)
+
+
+def test_badge_and_server_page_name_the_engine_and_its_proof(open_page: OpenPage) -> None:
+    proof = "/v1/models has data.0.owned_by = sglang"
+    known = replace(fakes.ATTACHED, detected=Detected(by_key("sglang"), "0.5.3", proof))
+    at = open_page(fakes.make_lab(known), "server")
+    assert "SGLang 0.5.3" in badge(at)
+    assert "SGLang 0.5.3" in said(at) and proof in said(at)
+    unknown = open_page(fakes.make_lab(replace(fakes.ATTACHED, detected=Detected())), "server")
+    assert "Unknown engine" in badge(unknown) and "only the client's figures" in said(unknown)
 
 
 @pytest.mark.parametrize("page", ["home", "compare", "chat", "server", "runs"])

@@ -64,6 +64,38 @@ def test_promtool_would_say_so(prometheus_tools: Tools, tmp_path: Path) -> None:
     assert _promtool(prometheus_tools, tmp_path, "check", "rules", "rules.yml").returncode != 0
 
 
+QUIET, BUSY = "0x24", "0+1x48"  # two minutes of nothing, then four of one more every five seconds
+SERIES = {
+    'vllm:kv_cache_usage_perc{engine="0"}': "0.5x24 0.95x48",
+    'vllm:num_requests_waiting{engine="0"}': f"{QUIET} {BUSY}",
+    'vllm:num_preemptions_total{engine="0"}': f"{QUIET} {BUSY}",
+    'vllm:time_to_first_token_seconds_bucket{le="0.5"}': f"{QUIET} 0x48",
+    'vllm:time_to_first_token_seconds_bucket{le="5.0"}': f"{QUIET} {BUSY}",
+    'vllm:time_to_first_token_seconds_bucket{le="+Inf"}': f"{QUIET} {BUSY}",
+}
+
+
+@pytest.mark.parametrize("name", ["QueueGrowing", "KvNearlyFull", "Preemptions", "TtftAboveSlo"])
+def test_an_alert_is_silent_while_all_is_well_and_fires_when_not(
+    prometheus_tools: Tools, tmp_path: Path, name: str
+) -> None:
+    groups = yaml.safe_load((DEPLOY / "rules.yml").read_text(encoding="utf-8"))["groups"]
+    (rule,) = [rule for group in groups for rule in group["rules"] if rule.get("alert") == name]
+    fires = {"exp_labels": rule["labels"], "exp_annotations": rule["annotations"]}
+    case = {
+        "interval": "5s",
+        "input_series": [{"series": series, "values": values} for series, values in SERIES.items()],
+        "alert_rule_test": [
+            {"eval_time": "1m50s", "alertname": name, "exp_alerts": []},
+            {"eval_time": "4m", "alertname": name, "exp_alerts": [fires]},
+        ],
+    }
+    document = {"rule_files": [str(DEPLOY / "rules.yml")], "evaluation_interval": "5s", "tests": [case]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(document))
+    done = _promtool(prometheus_tools, tmp_path, "test", "rules", "test.yml")
+    assert done.returncode == 0, done.stdout
+
+
 def _promtool(tools: Tools, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(tools.promtool), *words],

@@ -31,6 +31,10 @@ PASSING = (
     "model.path",
 )
 HARDWARE = ("device", "cpu_model", "physical_cores", "ram_total_bytes")
+NOT_REPEATED = (
+    "Nothing was repeated within these runs, so it isn't known whether a change is larger than the spread between "
+    "runs. Measure each of them again and compare all of it."
+)
 PROMPTS = {
     "load": (
         *("profile", "prompts", "prompt_file", "prompt_tokens", "max_tokens", "prompt_shape", "prompt_spread"),
@@ -107,13 +111,16 @@ def compare(runs: Sequence[Run]) -> Comparison:
         raise ConfigError("A run was given twice.", "Give different ones.")
     convention, notes = _common_convention(runs)
     points = tuple(points_of(run, convention or convention_of(run)) for run in runs)
+    rows = tuple(_rows(points))
+    if rows and all(change.beyond_spread is None for row in rows for change in row.changes):
+        notes.append(NOT_REPEATED)
     return Comparison(
         tuple(runs),
         convention or "mixed",
         tuple(_warnings(runs, convention, points)),
         tuple(notes),
         tuple(_differences(runs)),
-        tuple(_rows(points)),
+        rows,
         points,
     )
 
@@ -144,7 +151,7 @@ def _warnings(runs: Sequence[Run], convention: str | None, points: Sequence[Sequ
             yield f"Run {number} is not whole: its status is “{run.status}”."
     doubted = [str(number) for number, each in enumerate(points, 1) if any(_serious(point) for point in each)]
     if doubted:
-        yield f"Something speaks against numbers of run {', '.join(doubted)}: look at its badges."
+        yield f"Something speaks against numbers of run {' and '.join(doubted)}: look at the badges there."
 
 
 def _serious(point: Point) -> bool:

@@ -15,11 +15,17 @@ from engine.report.points import Point
 from engine.units import short
 
 # The same colours as in the app (``components/palette.py``; a test holds the two together).
-ENGINE_COLOURS = {"vllm": "#2477D4", "hf": "#DB6B0B", "vllm_eager": "#089A78"}
+ENGINE_COLOURS = {
+    "vllm": "#2477D4",
+    "hf": "#DB6B0B",
+    "vllm_eager": "#089A78",
+    "llamacpp": "#BB3398",
+    "transformers": "#857505",
+}
 OTHER_COLOUR = "#7C8BA1"
 THROUGHPUT, TTFT = "#2477D4", "#B07D00"
 # One for each compared run, none of them that of an engine; each has a dash of its own too.
-RUN_COLOURS = ("#635CE5", "#10A49E", "#BB3398", "#857505", "#DD3B6F", "#7C8BA1")
+RUN_COLOURS = ("#635CE5", "#10A49E", "#857505", "#DD3B6F", "#6AA300", "#7C8BA1")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 AXIS = {"automargin": True, "zeroline": False, "gridcolor": "rgba(124,139,161,0.25)"}
 WIDE_RANGE = 24

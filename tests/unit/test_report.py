@@ -68,6 +68,7 @@ def test_without_repeats_the_spread_is_unknown() -> None:
     pair = compare([load_run(), load_run("other", level(1, 60.0), level(10, 240.0))])
     change = rows_of(pair, "throughput_tok_s", "10 users").changes[0]
     assert (change.absolute, change.relative_pct, change.beyond_spread, change.chance_pct) == (120.0, 100.0, None, None)
+    assert any("Nothing was repeated" in note for note in pair.notes)
 
 
 @pytest.mark.parametrize(
@@ -252,4 +253,5 @@ def test_charts_escape_names_and_say_the_same_in_words() -> None:
 def test_the_colours_are_those_of_the_app() -> None:
     assert figures.ENGINE_COLOURS == palette.COLOURS
     assert (palette.MEASURES["throughput"], palette.MEASURES["ttft"]) == (figures.THROUGHPUT, figures.TTFT)
+    assert not set(figures.RUN_COLOURS) & set(palette.COLOURS.values())
     assert figures.OTHER_COLOUR == palette.NEUTRAL

@@ -22,7 +22,12 @@ SECONDS_SHOWN_S = 60
 LABEL_SHARE = 0.035
 MOST_LABEL_CHARS = 34
 ALERT_COLOUR = "#D43A3A"
-MARK_COLOURS = {"server": "#0B7D5E", "problem": ALERT_COLOUR, "load": palette.NEUTRAL, "warm_up": palette.NEUTRAL}
+MARK_COLOURS = {
+    "server": palette.COLOURS["vllm_eager"],
+    "problem": ALERT_COLOUR,
+    "load": palette.NEUTRAL,
+    "warm_up": palette.NEUTRAL,
+}
 LINE_COLOURS = {
     "generation_tok_s": palette.MEASURES["throughput"],
     "prompt_tok_s": palette.MEASURES["ttft"],

@@ -19,7 +19,6 @@ WINDOWS = {"1 min": 60, "5 min": 300, "15 min": 900, "1 h": 3600, "6 h": 21600}
 DEFAULT_WINDOW = "5 min"
 MOST_EVENTS = 12
 MOST_SPARKS = 60
-GPU_PANELS = 4
 
 
 def zone_of_viewer() -> tzinfo:
@@ -82,13 +81,14 @@ def window_words(window: Window) -> str:
 
 
 def alerts(now: TelemetrySnapshot) -> None:
-    """Those that hold now, each with what to do."""
+    """Those that hold now, each with what to do, in one block: the charts stay about where they are."""
     if now.silent:
         st.warning(SILENT, icon=":material/sync_problem:")
     newest = now.window.now
-    for span in now.spans:
-        if newest is not None and span.to_s >= newest.at_s:
-            st.warning(f"**{span.alert.title}.** {plain(span.alert.advice)}", icon=":material/warning:")
+    held = [span.alert for span in now.spans if newest is not None and span.to_s >= newest.at_s]
+    if held:
+        words = "\n\n".join(f"**{alert.title}.** {plain(alert.advice)}" for alert in held)
+        st.warning(words, icon=":material/warning:")
 
 
 def charts(now: TelemetrySnapshot, sources: Sequence[Source]) -> None:

@@ -103,6 +103,10 @@ def models(owner: str) -> dict[str, Any]:
             ServerMetrics(running=4, waiting=46, prompt_tokens=5061, generation_tokens=39080, engine="llamacpp"),
         ),
         (
+            "llamacpp_recorded",
+            ServerMetrics(running=0, waiting=0, prompt_tokens=31, generation_tokens=8, engine="llamacpp"),
+        ),
+        (
             "ray_vllm",
             ServerMetrics(running=5, kv_cache_usage=0.5, generation_tokens=300, engine="ray_vllm"),
         ),
@@ -206,7 +210,7 @@ def test_known_by_its_list_of_models(site: Site, owner: str, key: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(TEXTS))
 def test_known_by_its_metrics(site: Site, name: str) -> None:
-    key = name.removesuffix("_old")
+    key = name.removesuffix("_old").removesuffix("_recorded")
     site.answers = {"/v1/models": models("somebody"), by_key(key).metrics_path or "": TEXTS[name]}
     found = detect(site.endpoint)
     assert found.dialect.key == key

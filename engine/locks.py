@@ -15,11 +15,11 @@ from engine.server.processes import start_ticks
 
 
 class FileLock:
-    """An exclusive flock on ``path``; the holder's pid and start time are in the file for others to read."""
+    """An exclusive flock on ``path``; the holder's pid, start time and ``note`` are in the file for others to read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, **note: str) -> None:
         self._path = path
-        self._info = {"pid": os.getpid(), "ticks": start_ticks(os.getpid())}
+        self._info = {"pid": os.getpid(), "ticks": start_ticks(os.getpid()), **note}
         self._fd: int | None = None
 
     def acquire(self, *, blocking: bool = False) -> bool:

@@ -8,12 +8,13 @@ from engine.chat import ChatArchive, ChatRegistry
 from engine.compare import CompareRunner
 from engine.config import Settings
 from engine.environment import Environment, collect
-from engine.errors import DataFolderInUse
+from engine.errors import AlreadyRunning, DataFolderInUse
 from engine.fleet import Fleet
 from engine.kv.live.follow import LiveBlocks
 from engine.kv.live.watch import BlockWatch
 from engine.load.runner import LoadTestRunner
 from engine.locks import FileLock
+from engine.server import measuring
 from engine.server.command import installed_options, publishes_kv_events
 from engine.server.record import ServerRecord, read_record
 from engine.server.supervisor import Supervisor
@@ -107,6 +108,8 @@ def _open(settings: Settings, lock: FileLock | None) -> LabServices:
         compare.require_idle()
         load.require_idle()
         tuning.require_idle()
+        if reason := supervisor.measured_elsewhere():
+            raise AlreadyRunning(reason, measuring.REMEDY)
 
     def answering() -> str:
         if chats.streaming():

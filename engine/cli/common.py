@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from engine.config import Settings
 from engine.errors import ConfigError
@@ -64,6 +64,21 @@ def open_store(settings: Settings) -> RunStore:
 def say_notice(store: RunStore) -> None:
     if store.notice:
         say(store.notice)
+
+
+class WrongCommand(Exception):
+    """What argparse refuses, with the parser that refused it."""
+
+    def __init__(self, message: str, parser: argparse.ArgumentParser) -> None:
+        self.parser = parser
+        super().__init__(message)
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises WrongCommand where argparse would end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise WrongCommand(message, self)
 
 
 class closing:

@@ -35,7 +35,7 @@ class LoadTestRunner:
     ) -> None:
         self._settings, self._supervisor, self._store = settings, supervisor, store
         self._server = MeasuredServer(settings, supervisor, self._say, self._check_cancel)
-        self._work = Exclusive("load-test", lambda: supervisor.snapshot().reserved, answering)
+        self._work = Exclusive("load-test", supervisor.taken_by, answering)
         self._board = LoadBoard()
         self._subject: dict[str, Any] = {}
         self._cancel = self._work.cancelled

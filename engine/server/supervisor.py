@@ -29,7 +29,7 @@ from engine.errors import (
 )
 from engine.fetch import api_key_of, base_url_of
 from engine.models import ModelSource, prepare
-from engine.server import log, record
+from engine.server import log, measuring, record
 from engine.server.command import Launch, build_launch
 from engine.server.life import (
     POLL_S,
@@ -192,17 +192,29 @@ class Supervisor:
 
     @contextmanager
     def reserved(self, reason: str) -> Iterator[None]:
-        """Only the calling thread may start, stop, attach or detach meanwhile; others get ``reason``."""
+        """Only the calling thread may start, stop, attach or detach meanwhile; others get ``reason``.
+
+        Other processes that use this server are refused too. Raises AlreadyRunning while one of them measures.
+        """
         with self._lock:
             self._check_reserved()
             self._holder = threading.get_ident()
             self._snapshot = replace(self._snapshot, reserved=reason)
         try:
-            yield
+            with self._claimed(reason):
+                yield
         finally:
             with self._lock:
                 self._holder = None
                 self._snapshot = replace(self._snapshot, reserved="")
+
+    def measured_elsewhere(self) -> str:
+        """What another process measures on our server, empty when none does; a server of somebody else is not ours."""
+        return measuring.elsewhere(self._settings.state_dir) if self._shared() else ""
+
+    def taken_by(self) -> str:
+        """What has the server to itself now, here or in another process; empty when nothing has."""
+        return self.snapshot().reserved or self.measured_elsewhere()
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> ServerSnapshot:
         """Block until ready; raises ServerFailed with the diagnosis, or when time is up."""
@@ -325,6 +337,14 @@ class Supervisor:
                     state = ServerState.FAILED if lost else ServerState.READY
                     message = lost.cause if lost else f"Attached to {endpoint.base_url}"
                     self._snapshot = replace(current, state=state, diagnosis=diagnosis, message=message)
+
+    def _shared(self) -> bool:
+        """Whether the server is this data folder's, which other processes may use as well."""
+        now = self.snapshot()
+        return now.adopted or not now.attached
+
+    def _claimed(self, reason: str) -> contextlib.AbstractContextManager[None]:
+        return measuring.claimed(self._settings.state_dir, reason) if self._shared() else contextlib.nullcontext()
 
     def _check_reserved(self) -> None:
         if self._holder is not None and self._holder != threading.get_ident():

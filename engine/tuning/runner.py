@@ -79,7 +79,7 @@ class TuningRunner:
         load: Measure = measure,
     ) -> None:
         self._bench = Bench(settings, supervisor, store, load)
-        self._work = Exclusive("tuning", lambda: supervisor.snapshot().reserved, answering)
+        self._work = Exclusive("tuning", supervisor.taken_by, answering)
         self._owner = owner
         left_over = _left_over(store) if owner else None
         self._interrupted = left_over is not None and left_over.state == StudyState.RUNNING

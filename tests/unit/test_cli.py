@@ -91,17 +91,37 @@ def model_folder(tmp_path: Path) -> Path:
         ["serve", "--distributed-executor-backend", "uni"],
         ["compare", "--repeats", "many"],
         ["compare", "--no-such-option"],
-        ["runs", "a", "b"],
+        ["runs", "--limit", "few"],
         ["stop", "now"],
     ],
     ids=" ".join,
 )
 def test_a_wrong_command_ends_with_two_and_a_usage(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(words)
+    assert cli.main(words) == 2
     out, err = capfd.readouterr()
-    assert (caught.value.code, out) == (2, "")
-    assert "usage: python -m engine" in err
+    assert out == "" and "usage: python -m engine" in err and "error: " in err
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        ([], "required"),
+        (["nonsense"], "invalid choice"),
+        (["chat"], "required: message"),
+        (["serve", "--port", "eighty"], "eighty"),
+        (["load", "--requests", "many"], "many"),
+        (["tune", "--sampler", "guess"], "guess"),
+        (["runs", "--limit", "few"], "few"),
+        *(
+            ([verb, "--no-such-option"], "no-such-option")
+            for verb in ("compare", "scrape", "stop", "simulate", "check")
+        ),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_is_one_document_too(words: list[str], cause: str, run_json: Any) -> None:
+    code, answer = run_json(*words)
+    assert code == 2 and cause in answer["error"] and "--help" in answer["remedy"]
 
 
 @pytest.mark.parametrize("verb", ["check", "serve", "compare", "chat", "runs", "stop"])

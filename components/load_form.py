@@ -8,13 +8,14 @@ from typing import Any
 import streamlit as st
 
 from components import errors, load_prompts
-from components.format import number, plain, roughly
+from components.format import plain, roughly
 from components.load_prompts import DEFAULTS
 from engine.config import DEFAULT_MODEL, LENGTH_SHAPES, LOAD_LIMITS, LoadTestConfig
 from engine.errors import ConfigError, LabError
 from engine.load.estimate import LoadEstimate, estimate
 from engine.server.state import ServerSnapshot
 from engine.services import LabServices
+from engine.units import counted
 
 
 @dataclass(frozen=True)
@@ -304,9 +305,9 @@ def _expected(services: LabServices, server: ServerSnapshot, config: LoadTestCon
 def expected_words(found: LoadEstimate, ready: bool, profile: str = "closed") -> str:
     """“4 levels · 140 requests · about 40 s (from 2 earlier runs)”."""
     most = "up to " if profile == "ramp" else ""
-    parts = [f"{most}{found.levels} level{'s' if found.levels > 1 else ''}"]
+    parts = [f"{most}{counted(found.levels, 'level')}"]
     if found.requests is not None:
-        parts.append(f"{most}{number(found.requests)} requests")
+        parts.append(f"{most}{counted(found.requests, 'request')}")
     if found.span is not None:
         origin = {0: "", 1: " (from the last run)"}.get(found.runs, f" (from {found.runs} earlier runs)")
         parts.append(roughly(found.span.low_s, found.span.high_s) + origin)

@@ -11,6 +11,7 @@ from components.format import plain
 from engine.config import LoadTestConfig
 from engine.errors import ConfigError, LabError
 from engine.kv.traces import SAMPLE_CREDIT, SAMPLE_TRACE
+from engine.load.prompts import POOL
 from engine.services import LabServices
 
 DEFAULTS = LoadTestConfig(slo_ttft_ms=500.0, slo_tpot_ms=100.0)
@@ -53,6 +54,8 @@ def _trace(services: LabServices) -> dict[str, Any]:
 def _uploaded(services: LabServices, name: str, kinds: list[str]) -> dict[str, Any]:
     """The file's path as the setting ``name``; a ``problem`` where there is none, or it can't be kept."""
     file = st.file_uploader("File", kinds, key=f"load_{name}", label_visibility="collapsed")
+    if name == "prompt_file":
+        st.caption(f"A test asks the first {POOL:,} prompts of a file, in turn.")
     kept = f"load_{name}_kept"  # a browser's file is gone after a change of page, ours isn't
     if file is not None:
         try:

@@ -1,4 +1,4 @@
-"""Files that people give in the browser, kept where a run can read them again: named by their content."""
+"""Files that people give in the browser, named by their content; the newest are kept, for runs to read them again."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from engine.errors import LabError
 FOLDER = "uploads"
 UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
 LONGEST_NAME = 60
+KEPT = 20
 
 
 def keep(settings: Settings, name: str, content: bytes) -> Path:
@@ -21,13 +22,23 @@ def keep(settings: Settings, name: str, content: bytes) -> Path:
     path = folder / f"{hashlib.sha256(content).hexdigest()[:12]}-{UNUSUAL.sub('_', name)[-LONGEST_NAME:]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
+        if path.exists():
+            path.touch()  # it is in use
+        else:
             part = path.with_name(f"{path.name}.{threading.get_ident()}.part")  # two tabs may give it at once
             part.write_bytes(content)
             part.replace(path)
+            _forget_old(folder)
     except OSError as error:
         raise LabError(f"The file can't be kept: {error}.", "Free some space in the data folder.") from error
     return path
+
+
+def _forget_old(folder: Path) -> None:
+    """All but those that were used last: a saved run has its results, and needs its file only to be repeated."""
+    found = [(one.stat().st_mtime, one) for one in folder.iterdir()]
+    for _, path in sorted(found, reverse=True)[KEPT:]:
+        path.unlink(missing_ok=True)
 
 
 def given_name(path: str) -> str:

@@ -12,6 +12,11 @@ def number(value: float | None, digits: int = 0) -> str:
     return UNKNOWN if value is None else f"{value:,.{digits}f}"
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """“1 request”, “1,234 requests”; ``many`` where it isn't made with an s."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
 def short(value: float | None) -> str:
     """Three figures at most: 0.83, 8.3, 83, 1,234."""
     if value is None:

@@ -8,6 +8,7 @@ from statistics import median
 from engine.load.results import Badge, LevelResult
 from engine.metrics import RequestTrace
 from engine.telemetry.host import OtherWork
+from engine.units import counted
 
 # Values that a percentile needs so that one of them lies beyond it: 1 / (1 - p).
 NEEDED = {"p90": 10, "p95": 20, "p99": 100}
@@ -42,7 +43,7 @@ def badges_of(
 
 def _failures(level: LevelResult) -> Iterator[Badge]:
     if level.requests_failed:
-        why = f"{level.requests_failed} of {level.requests} requests failed; they are in no other number."
+        why = f"{level.requests_failed} of {counted(level.requests, 'request')} failed; they are in no other number."
         yield Badge("failed", "Requests failed", why)
     if level.partial:
         yield Badge("partial", "Not whole", level.partial)
@@ -51,7 +52,8 @@ def _failures(level: LevelResult) -> Iterator[Badge]:
 def _few_samples(level: LevelResult) -> Iterator[Badge]:
     names = [name for name, needed in NEEDED.items() if level.requests_ok < needed]
     if names and level.requests_ok:
-        why = f"{level.requests_ok} requests: {_list(names)} {_is(names)} hardly more than the slowest of them."
+        requests = counted(level.requests_ok, "request")
+        why = f"{requests}: {_list(names)} {_is(names)} hardly more than the slowest of them."
         yield Badge("few_samples", f"Few samples for {_list(names)}", why, "note" if names == ["p99"] else "warning")
 
 

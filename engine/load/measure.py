@@ -6,6 +6,7 @@ import resource
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from engine.config import Endpoint, LoadTestConfig
 from engine.dialects import by_key
@@ -15,6 +16,7 @@ from engine.load.levels import level_result
 from engine.load.order import CANCELLED, LevelOrder, LevelOutcome, Prompt
 from engine.load.process import LoadGenerator
 from engine.load.profiles import Level, knee_of, levels_of, saturated
+from engine.load.prompt_files import read_prompts
 from engine.load.prompts import PromptSet, Tokenizer, ask_tokenizer, prompts_of
 from engine.load.results import LevelResult, LoadResults
 from engine.load.watch import MetricsWatch
@@ -80,6 +82,7 @@ class _Measurement:
     ) -> None:
         self._endpoint, self._config, self._board = endpoint, config, board
         self._cancelled, self._watch_cores = cancelled, watch_cores
+        self._read = cache(read_prompts)  # a file of many megabytes is read for one level, not for each
 
     def run(self) -> LoadResults:
         levels = levels_of(self._config)
@@ -105,7 +108,7 @@ class _Measurement:
         return self._board.results
 
     def _prompts(self, level: Level, tokenizer: Tokenizer) -> PromptSet:
-        prompts = prompts_of(self._config, level, tokenizer, self._check)
+        prompts = prompts_of(self._config, level, tokenizer, self._check, self._read)
         for note in prompts.notes:
             self._board.note(note)
         return prompts

@@ -14,7 +14,6 @@ from engine.errors import ConfigError
 from engine.load.order import Prompt
 
 MOST_BYTES = 256 << 20
-MOST_PROMPTS = 100_000
 MOST_TOKENS = int(LOAD_LIMITS["max_tokens"][1])
 LENGTH_NAMES = ("max_tokens", "output_tokens", "output_len")
 TEXT_NAMES = ("prompt", "text", "question", "instruction")
@@ -40,7 +39,7 @@ def read_prompts(path: str, max_tokens: int) -> list[Prompt]:
         raise ConfigError(f"The prompts {name} can't be read: {error}.", FORMAT) from error
     if not prompts:
         raise ConfigError(f"{name} holds no prompts.", FORMAT)
-    return prompts[:MOST_PROMPTS]
+    return prompts
 
 
 def _parse(text: str, path: str, max_tokens: int) -> Iterator[Prompt]:

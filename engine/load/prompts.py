@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from engine.kv import lengths
 from engine.load.order import Prompt, Vocabulary
 from engine.load.profiles import Level
 from engine.load.prompt_files import read_prompts
+from engine.units import counted
 
 TEXTS = Path(__file__).parent / "texts.yaml"
 # Distinct prompts of a level; request i asks number i modulo this, behind a nonce of its own.
@@ -46,19 +47,28 @@ class PromptSet:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """What the server says about its tokens. ``vocabulary`` is empty where it has no ``/tokenize``."""
+    """What the server says about its tokens. ``vocabulary`` is empty where it has no ``/tokenize``.
+
+    ``counted`` remembers what was asked: the levels of a test have the same prompts.
+    """
 
     endpoint: Endpoint
     vocabulary: Vocabulary
     max_model_len: int | None
     chat: bool
+    counted: dict[tuple[str, ...], int] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def counts(self) -> bool:
         return bool(self.vocabulary.ids)
 
-    def tokens(self, turns: Sequence[str]) -> int:
+    def tokens(self, turns: tuple[str, ...]) -> int:
         """Tokens of all turns together, in the chat template where there is one; bytes where nothing counts."""
+        if turns not in self.counted:
+            self.counted[turns] = self._tokens(turns)
+        return self.counted[turns]
+
+    def _tokens(self, turns: Sequence[str]) -> int:
         if not self.counts:
             return len("\n".join(turns).encode())
         messages = [{"role": "user", "content": text} for text in turns]
@@ -83,8 +93,16 @@ def ask_tokenizer(endpoint: Endpoint) -> Tokenizer:
     return Tokenizer(endpoint, words, counted.max_model_len or endpoint.max_model_len, _can_chat(endpoint))
 
 
-def prompts_of(config: LoadTestConfig, level: Level, tokenizer: Tokenizer, check: Check = lambda: None) -> PromptSet:
+def prompts_of(
+    config: LoadTestConfig,
+    level: Level,
+    tokenizer: Tokenizer,
+    check: Check = lambda: None,
+    read: Callable[[str, int], list[Prompt]] = read_prompts,
+) -> PromptSet:
     """The prompts of a level; the same config gives the same ones. ``check`` is called now and then, to cancel.
+
+    ``read`` reads a file of prompts: once a test, where the test remembers it.
 
     Raises ConfigError where they don't fit into the context, or where a file can't be used.
     """
@@ -104,11 +122,13 @@ def prompts_of(config: LoadTestConfig, level: Level, tokenizer: Tokenizer, check
             pairs_of = lengths.sharegpt(rng)
             return _made_up([next(pairs_of) for _ in range(most)], tokenizer)
         case "file":
-            return _texts_that_fit(read_prompts(config.prompt_file, config.max_tokens)[:most], tokenizer, check)
+            given = read(config.prompt_file, config.max_tokens)
+            found = _texts_that_fit(given[:most], tokenizer, check)
+            return replace(found, notes=(_in_the_file(len(given)), *found.notes))
         case _:
             outputs = sampler(config.output_shape, config.max_tokens, config.output_spread, rng)
-            found = [Prompt(next(outputs), turns) for turns in _own_texts(config, rng, most)]
-            return _texts_that_fit(found, tokenizer, check, all_of_them=True)
+            own = [Prompt(next(outputs), turns) for turns in _own_texts(config, rng, most)]
+            return _texts_that_fit(own, tokenizer, check, all_of_them=True)
 
 
 def sampler(shape: str, mean: int, spread: float, rng: random.Random) -> Iterator[int]:
@@ -133,7 +153,7 @@ def _made_up(pairs: Sequence[tuple[int, int]], tokenizer: Tokenizer, notes: Sequ
         whole, pairs = pairs, [_cut_to_fit(*pair, most) for pair in pairs]
         cut = sum(before != after for before, after in zip(whole, pairs, strict=True))
         if cut:
-            notes = (*notes, f"{cut:,} of {len(pairs):,} requests were cut to fit into {most:,} tokens.")
+            notes = (*notes, f"{cut:,} of {counted(len(pairs), 'request')} cut to fit into {most:,} tokens.")
     if tokenizer.counts:
         made = tuple(Prompt(output, tokens=prompt) for prompt, output in pairs)
         return PromptSet(made, tokenizer.vocabulary, notes=tuple(notes))
@@ -153,14 +173,13 @@ def _texts_that_fit(
 ) -> PromptSet:
     """Without those that are too long for the context; ``all_of_them``: that is an error."""
     most = tokenizer.max_model_len
-    counted = cache(tokenizer.tokens)
     fitting: list[Prompt] = []
     for prompt in prompts:
         check()
         answers = prompt.max_tokens * len(prompt.turns)
         size = sum(len(text.encode()) for text in prompt.turns)
         # A token is at least one byte, so most prompts need no counting.
-        need = size if most is None or size + answers < most // 2 else counted(prompt.turns)
+        need = size if most is None or size + answers < most // 2 else tokenizer.tokens(prompt.turns)
         if most is None or need + answers + NONCE_TOKENS <= most:
             fitting.append(prompt)
         elif all_of_them and tokenizer.counts:
@@ -168,10 +187,15 @@ def _texts_that_fit(
     if not fitting and tokenizer.counts:
         raise ConfigError(f"None of the prompts fits into {most} tokens.", "Raise max_model_len or lower max_tokens.")
     left_out = len(prompts) - len(fitting)
-    notes = [f"{left_out:,} prompts were left out: too long for {most:,} tokens."] if left_out and fitting else []
+    notes = [f"Left out: {counted(left_out, 'prompt')}, too long for {most:,} tokens."] if left_out and fitting else []
     if not tokenizer.chat:
         notes.append(NO_CHAT_NOTE)
     return PromptSet(tuple(fitting or prompts), chat=tokenizer.chat, notes=tuple(notes))
+
+
+def _in_the_file(count: int) -> str:
+    asked = f"; only the first {POOL:,} are asked" if count > POOL else ", asked in turn" if count > 1 else ""
+    return f"The file holds {counted(count, 'prompt')}{asked}."
 
 
 def _require_fit(prompt_tokens: int, max_tokens: int, most: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from dataclasses import replace
@@ -227,6 +228,16 @@ def test_an_uploaded_file_is_kept_once_under_its_content(tmp_path: Path) -> None
     assert path == uploads.keep(settings, "../../évil name.csv", b"a,b\n1,2\n")
     assert path != uploads.keep(settings, "../../évil name.csv", b"other")
     assert path.suffix == ".csv" and "/" not in path.name
+
+
+def test_only_the_uploads_that_were_used_last_are_kept(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    paths = [uploads.keep(settings, f"{number}.csv", b"%d" % number) for number in range(uploads.KEPT)]
+    for age, path in enumerate(reversed(paths)):
+        os.utime(path, (1e9 - age, 1e9 - age))
+    uploads.keep(settings, "0.csv", b"0")  # the oldest is used again
+    newest = uploads.keep(settings, "new.csv", b"new")
+    assert set((tmp_path / uploads.FOLDER).iterdir()) == {*paths, newest} - {paths[1]}
 
 
 def test_a_file_that_cannot_be_kept_is_a_lab_error(tmp_path: Path) -> None:

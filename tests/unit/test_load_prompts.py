@@ -6,9 +6,11 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,10 +19,11 @@ from hypothesis import strategies as st
 from engine.config import LoadTestConfig
 from engine.errors import ConfigError, RequestRejected
 from engine.kv.traces import Row
+from engine.load import prompts
 from engine.load.order import LevelOrder, Prompt, Sent, Vocabulary, pack, unpack
 from engine.load.profiles import Level
 from engine.load.prompt_files import read_prompts
-from engine.load.prompts import ESTIMATED_NOTE, NO_CHAT_NOTE, Tokenizer, ask_tokenizer, prompts_of, sampler
+from engine.load.prompts import ESTIMATED_NOTE, NO_CHAT_NOTE, POOL, Tokenizer, ask_tokenizer, prompts_of, sampler
 from engine.metrics import RequestTrace, ServerTimings
 from tests.fake_openai import FakeOpenAI
 
@@ -66,7 +69,7 @@ def test_lengths_vary_as_chosen_and_stay_within_the_context(tokenizer: Tokenizer
     found = prompts_of(config, level, tokenizer)
     assert len({prompt.tokens for prompt in found.prompts}) > 100
     assert all(prompt.tokens >= 500 and prompt.tokens + prompt.max_tokens <= 2048 for prompt in found.prompts)
-    assert "were cut to fit into 2,048 tokens" in found.notes[0]
+    assert "cut to fit into 2,048 tokens" in found.notes[0]
     assert prompts_of(config, level, tokenizer) == found
 
 
@@ -137,7 +140,7 @@ def test_a_trace_brings_its_own_lengths_cut_to_the_context(tokenizer: Tokenizer)
     level = Level("trace", arrivals_s=(0.0, 1.0), requests=2, rows=(Row(0.0, 10, 3), Row(1.0, 5000, 3)))
     found = prompts_of(LoadTestConfig(profile="trace", trace="x"), level, tokenizer)
     assert found.prompts == (Prompt(3, tokens=10), Prompt(1, tokens=2047))
-    assert found.notes == ("1 of 2 requests were cut to fit into 2,048 tokens.",)
+    assert found.notes == ("1 of 2 requests cut to fit into 2,048 tokens.",)
 
 
 # -- files
@@ -192,12 +195,39 @@ def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path: Path) -> None:
             read_prompts(str(tmp_path / name), 50)
 
 
+def test_how_many_prompts_of_a_file_are_asked_is_said(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    level = replace(LEVEL, requests=5_000)
+    for count, asked, note in (
+        (1, 1, "The file holds 1 prompt."),
+        (3, 3, "The file holds 3 prompts, asked in turn."),
+        (POOL + 1, POOL, "The file holds 1,001 prompts; only the first 1,000 are asked."),
+    ):
+        path = write(tmp_path, "many.jsonl", "\n".join(json.dumps({"prompt": f"Is {i} odd?"}) for i in range(count)))
+        found = prompts_of(LoadTestConfig(prompts="file", prompt_file=path), level, tokenizer)
+        assert len(found.prompts) == asked and found.notes[0] == note
+
+
+def test_prompts_are_read_and_counted_once_for_all_levels(
+    tmp_path: Path, fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = replace(ask_tokenizer(fake.endpoint()), max_model_len=60)
+    asked: list[Any] = []
+    monkeypatch.setattr(prompts, "tokenize", lambda endpoint, **what: asked.append(what) or [1, 2, 3])
+    path = write(tmp_path, "two.jsonl", json.dumps({"prompt": "a long question " * 2}))
+    config = LoadTestConfig(prompts="file", prompt_file=path, max_tokens=10)
+    read: list[str] = []
+    remember = cache(lambda path, most: read.append(path) or read_prompts(path, most))
+    found = [prompts_of(config, LEVEL, tokenizer, read=remember) for _ in range(3)]
+    assert found[0] == found[1] == found[2]
+    assert len(asked) == 1 and read == [path]
+
+
 def test_prompts_of_a_file_that_are_too_long_are_left_out_and_counted(tmp_path: Path, tokenizer: Tokenizer) -> None:
     lines = [json.dumps({"prompt": text}) for text in ("short one", "word " * 3000)]
     path = write(tmp_path, "a.jsonl", "\n".join(lines))
     found = prompts_of(LoadTestConfig(prompts="file", prompt_file=path), LEVEL, tokenizer)
     assert found.prompts == (Prompt(50, ("short one",)),)
-    assert found.notes == ("1 prompts were left out: too long for 2,048 tokens.",)
+    assert found.notes[1:] == ("Left out: 1 prompt, too long for 2,048 tokens.",)
     path = write(tmp_path, "b.jsonl", lines[1])
     with pytest.raises(ConfigError, match="None of the prompts"):
         prompts_of(LoadTestConfig(prompts="file", prompt_file=path), LEVEL, tokenizer)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import streamlit as st
 
 from engine.config import LoadTestConfig
+from engine.units import counted
 
 LIMITS = (
     ("slo_ttft_ms", "TTFT p95 (ms)", 50.0),
@@ -18,11 +19,11 @@ LIMITS = (
 def in_words(load: LoadTestConfig) -> str:
     """Such as "20 users for 10 s, 64 prompt and 50 output tokens"."""
     users = load.users[0] if load.users else None
-    who = f"{load.rates[0]:g} requests/s" if users is None else "1 user" if users == 1 else f"{users} users"
+    who = f"{load.rates[0]:g} requests/s" if users is None else counted(users, "user")
     if load.duration_s is not None:
         who += f" for {load.duration_s:g} s"
     elif load.requests is not None:
-        who += f", {load.requests:,} requests"
+        who += f", {counted(load.requests, 'request')}"
     return f"{who}, {load.prompt_tokens:,} prompt and {load.max_tokens:,} output tokens"
 
 

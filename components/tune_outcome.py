@@ -44,6 +44,8 @@ def _done(now: TuneSnapshot, study: Study, trial: Trial) -> None:
         _difference(now.difference)
     elif trial.level is not None:
         _alone(trial)
+    for words in filter(None, map(tune_words.age, study.measured)):
+        st.caption(plain(words))
     left, right = st.columns([1, 1], gap="large") if now.difference is not None else (st.container(), st.container())
     with left:
         if words := tune_prediction.verdict(trial):

@@ -56,7 +56,7 @@ def _facts(prediction: Prediction, server: ServerSnapshot) -> list[tuple[str, st
         (
             "Restart",
             seconds(prediction.restart_s),
-            "median of earlier starts" if prediction.restart_s else "no start was timed yet",
+            "median of earlier restarts" if prediction.restart_s else "no restart was timed yet",
         ),
     ]
 

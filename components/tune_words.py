@@ -7,7 +7,8 @@ from engine.environment import GIB
 from engine.tuning.estimate import Estimate
 from engine.tuning.explain import Delta
 from engine.tuning.prediction import Outcome
-from engine.tuning.study import Trial, TrialState
+from engine.tuning.study import Trial, TrialState, TuneSnapshot
+from engine.units import counted
 
 STATE_WORDS = {
     TrialState.QUEUED: "Waits",
@@ -57,10 +58,25 @@ def off(outcome: Outcome) -> str:
     return "exact" if outcome.off_pct == 0 else f"{outcome.off_pct:+.1f}%".replace("-", "−")
 
 
+def cancelled(now: TuneSnapshot) -> str:
+    """What is left of a study that was called off."""
+    measured = now.study.measured if now.study else ()
+    if not measured:
+        return "Cancelled before anything was measured."
+    return f"Cancelled. Measured before, shown below and saved: {counted(len(measured), 'configuration')}."
+
+
+def age(trial: Trial) -> str:
+    """Says of a measurement that was used again how old it is, empty where it was made for this trial."""
+    if trial.measured_ago_s is None:
+        return ""
+    return f"“{trial.name}” was measured {seconds(trial.measured_ago_s)} before, on the same start of the server."
+
+
 def takes(estimate: Estimate) -> str:
     """How long it will take, such as “About 4 min”."""
     if estimate.total_s is None:
-        return "How long it takes is not known: no start was timed on this machine yet."
+        return "How long it takes is not known: no restart was timed on this machine yet."
     words = roughly(estimate.total_s, estimate.total_s)
     words = words.replace("about", "at least") if estimate.at_least else words
     return f"{words[0].upper()}{words[1:]}."

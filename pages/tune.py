@@ -15,6 +15,7 @@ from components import (
     tune_outcome,
     tune_profiles,
     tune_results,
+    tune_words,
 )
 from components.format import plain
 from components.services import lab
@@ -64,7 +65,7 @@ def ended(now: TuneSnapshot) -> None:
     if now.error:
         st.error(f"**{plain(now.error)}**\n\n{plain(now.remedy)}", icon=":material/error:")
     if now.state == StudyState.CANCELLED:
-        st.info("Cancelled. What was measured before is below, and was saved.", icon=":material/info:")
+        st.info(plain(tune_words.cancelled(now)), icon=":material/info:")
     paused(now)
 
 

@@ -34,7 +34,7 @@ class Estimate:
         """Such as "10 trials, about 6 minutes"."""
         count = f"{self.trials} {'trial' if self.trials == 1 else 'trials'}"
         if self.total_s is None:
-            return f"{count}; no start was timed on this machine yet, so how long it takes is not known"
+            return f"{count}; no restart was timed on this machine yet, so how long it takes is not known"
         minutes = self.total_s / 60
         time = f"{minutes:.0f} minutes" if minutes >= 1.5 else f"{max(5, round(self.total_s / 5) * 5)} s"
         return f"{count}, {'at least' if self.at_least else 'about'} {time}"

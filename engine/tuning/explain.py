@@ -8,6 +8,7 @@ from typing import Literal
 
 from engine.load.results import LevelResult
 from engine.metrics import Distribution
+from engine.units import counted
 
 # Two levels of one and the same server differ by some percent; less than this is not called a change.
 NOTICEABLE = 0.1
@@ -182,7 +183,7 @@ def _caveats(before: LevelResult, after: LevelResult) -> tuple[str, ...]:
         if level.partial:
             found.append(f"The level {when} is not whole: {level.partial}")
         if level.requests_failed:
-            found.append(f"{level.requests_failed} of {level.requests} requests failed {when}.")
+            found.append(f"{level.requests_failed} of {counted(level.requests, 'request')} failed {when}.")
         found += [f"{badge.label} ({when}): {badge.why}" for badge in level.badges if badge.severity == "warning"]
     if (before.users, before.rate_req_s) != (after.users, after.rate_req_s):
         found.append("The two were not measured under the same load.")

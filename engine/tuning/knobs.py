@@ -85,7 +85,8 @@ class Knob:
             return "on" if value else "off"
         if isinstance(value, str):
             return value
-        return f"{value:,g} {self.unit}".strip() if isinstance(value, float) else f"{value:,} {self.unit}".strip()
+        unit = self.unit.removesuffix("s") if value == 1 else self.unit
+        return f"{value:,g} {unit}".strip() if isinstance(value, float) else f"{value:,} {unit}".strip()
 
 
 KNOBS = (

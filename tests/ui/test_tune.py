@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from components import tune_figures, tune_results
+from components import tune_figures, tune_load, tune_results
 from components.tune_draft import EXPERIMENTS, PROFILES
 from engine.cli import build_parser
 from engine.cli.tune import config_of
@@ -20,9 +20,10 @@ from engine.load.results import LoadResults
 from engine.server.state import KvCapacity, ServerSnapshot
 from engine.store import Run, RunStore, new_run
 from engine.tuning.estimate import Estimate
+from engine.tuning.knobs import KNOBS
 from engine.tuning.prediction import Prediction, Refusal
 from engine.tuning.profiles import WORKSHOP, WORKSHOP_LOAD, Profiles
-from engine.tuning.study import SHORT_LOAD, Sampler, StudyConfig, StudyKind, StudyState, TuneSnapshot
+from engine.tuning.study import SHORT_LOAD, Sampler, StudyConfig, StudyKind, StudyState, Trial, TrialState, TuneSnapshot
 from tests.ui import fakes, tuned
 from tests.ui.conftest import OpenPage
 from tests.ui.page import (
@@ -108,7 +109,7 @@ def test_what_is_not_known_before_is_a_dash(open_page: OpenPage) -> None:
     lab, at = opened(open_page, server=replace(fakes.READY, capacity=KvCapacity()))
     lab.tuning.predicted = Prediction(warnings=("The model is not on this machine yet.",))
     card = part(at.run(), "tune_card")
-    assert "—" in card and "not on this machine yet" in card and "no start was timed yet" in card
+    assert "—" in card and "not on this machine yet" in card and "no restart was timed yet" in card
     assert not has_a_lone_zero(card)
 
 
@@ -422,6 +423,21 @@ def test_every_view_has_words_for_its_picture(open_page: OpenPage, view: str) ->
     assert ("max_num_seqs): 94%" if view == "What matters" else "308 tok/s, TTFT p95 410 ms") in words
 
 
+def test_a_measurement_that_was_used_again_says_its_age(open_page: OpenPage) -> None:
+    _, at = opened(open_page, tuned.APPLIED)
+    assert "before, on the same start" not in said(at)
+    study = tuned.apply_study(StudyState.DONE, replace(tuned.BEFORE, measured_ago_s=125.0), tuned.AFTER)
+    _, at = opened(open_page, replace(tuned.APPLIED, study=study))
+    assert "“as it was” was measured 2 min 05 s before, on the same start of the server." in said(at)
+
+
+def test_one_is_one_request() -> None:
+    seqs = next(knob for knob in KNOBS if knob.name == "max_num_seqs")
+    assert [seqs.show(value) for value in (1, 2)] == ["1 request", "2 requests"]
+    load = replace(SHORT_LOAD, users=(1,), requests=1, duration_s=None)
+    assert tune_load.in_words(load).startswith("1 user, 1 request, ")
+
+
 def test_trials_that_failed_or_were_refused_say_why_and_are_in_no_chart(open_page: OpenPage) -> None:
     study = tuned.FOUND.study
     assert study is not None
@@ -444,7 +460,11 @@ def test_without_any_measurement_there_is_no_recommendation_and_no_zero(open_pag
 
 def test_a_cancelled_and_a_failed_experiment_say_so(open_page: OpenPage) -> None:
     _, at = opened(open_page, replace(tuned.FOUND, state=StudyState.CANCELLED))
-    assert "Cancelled. What was measured before is below, and was saved." in said(at)
+    measured = len(tune_figures.measured(tuned.FOUND.trials))
+    assert f"Cancelled. Measured before, shown below and saved: {measured} configurations." in said(at)
+    study = replace(tuned.searched(0), trials=(Trial(0, {"max_num_seqs": 8}, state=TrialState.CANCELLED),))
+    _, at = opened(open_page, TuneSnapshot(StudyState.CANCELLED, study))
+    assert "Cancelled before anything was measured." in said(at) and "saved" not in said(at)
     _, at = opened(open_page, replace(tuned.FOUND, state=StudyState.FAILED, error=f"Lost. {HOSTILE}", remedy="Look."))
     assert f"Lost. {HOSTILE}" in errors(at)[0]
     assert_no_live_markup(at)

@@ -25,7 +25,7 @@ ENGINE_COLOURS = {
 OTHER_COLOUR = "#7C8BA1"
 THROUGHPUT, TTFT = "#2477D4", "#B07D00"
 # One for each compared run, none of them that of an engine; each has a dash of its own too.
-RUN_COLOURS = ("#635CE5", "#10A49E", "#857505", "#DD3B6F", "#6AA300", "#7C8BA1")
+RUN_COLOURS = ("#635CE5", "#10A49E", "#DD3B6F", "#6AA300", "#0A87B8", "#7C8BA1")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 AXIS = {"automargin": True, "zeroline": False, "gridcolor": "rgba(124,139,161,0.25)"}
 WIDE_RANGE = 24

@@ -205,7 +205,7 @@ class CompareRunner:
     ) -> Plan | None:
         """Hugging Face and the other engines, one after the other."""
         hardware = detect_hardware(self._settings)
-        part = PeerPart(self._settings, self._board, self._cancel, self._say, self._check_cancel)
+        part = PeerPart(self._settings, self._board, self._cancel, self._say, self._check_cancel, self._watched)
         part.announce(config, source, hardware)  # one that can't run is told before the others take their time
         if "hf" in config.engines:
             plan = self._measure_hf(config, source, served, plan)

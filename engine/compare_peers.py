@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from engine.client import CompletionRequest, run_concurrently
 from engine.compare_board import Board
@@ -17,6 +18,7 @@ from engine.models import ModelSource
 from engine.peers.launching import PEERS, Peer
 from engine.peers.server import PeerServer
 
+Watched = Callable[[str, Hardware, int | None], AbstractContextManager[None]]
 # A chat template's own words, and room for a tokeniser that makes more tokens of a text than this one.
 TEMPLATE_TOKENS = 256
 CHARS_PER_TOKEN = 2
@@ -45,9 +47,11 @@ class PeerPart:
         cancel: threading.Event,
         say: Callable[[str], None],
         check: Callable[[], None],
+        watched: Watched,
     ) -> None:
+        """``watched(engine, hardware, pid)`` tells when something else computed meanwhile."""
         self._settings, self._board, self._cancel = settings, board, cancel
-        self._say, self._check = say, check
+        self._say, self._check, self._watched = say, check, watched
 
     def announce(self, config: CompareConfig, source: ModelSource, hardware: Hardware) -> None:
         """Say what each will run; raises ConfigError for one that can't run this model."""
@@ -70,10 +74,11 @@ class PeerPart:
         users, context = max(numbers_of_users(config)), context_tokens(config)
         with PeerServer(peer, source, hardware, self._settings, users=users, context_tokens=context) as server:
             server.wait_ready(self._check)
-            for count in numbers_of_users(config):
-                repeats = self._measure_users(server, config, count)
-                if count == 1:
-                    self._note_prompt_length(peer, repeats, plan)
+            with self._watched(peer.name, hardware, server.pid):
+                for count in numbers_of_users(config):
+                    repeats = self._measure_users(server, config, count)
+                    if count == 1:
+                        self._note_prompt_length(peer, repeats, plan)
             self._board.lane(peer.name, state=LaneState.DONE)
             return server.command
 

@@ -18,11 +18,12 @@ from engine.baseline import HfBaseline
 from engine.compare import CompareRunner
 from engine.compare_plan import plan_by_ids
 from engine.compare_results import APART_NOTE, CompareResults, CompareSnapshot, CompareState, LaneState, Mode
-from engine.config import CompareConfig, ServerConfig
-from engine.errors import AlreadyRunning, LabError, RequestRejected, StoreError
+from engine.config import PROJECT_ROOT, CompareConfig, ServerConfig
+from engine.errors import AlreadyRunning, ConfigError, LabError, RequestRejected, StoreError
 from engine.exclusive import told
 from engine.models import ModelOrigin, ModelSource
-from engine.server.command import uses_eager
+from engine.peers.launching import PEERS, Peer, Start
+from engine.server.command import Launch, uses_eager
 from engine.server.state import Phase, ServerState
 from engine.telemetry.host import CoreWatch, OtherWork
 from tests.fake_baseline import TOKEN_S
@@ -52,6 +53,17 @@ def runner(lab: Lab, scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> Ite
     made = CompareRunner(lab.settings, lab.supervisor, lab.store)
     yield made
     made.close()
+
+
+def fake_peer() -> Peer:
+    """llama.cpp as a process that answers like the fake server, with ten tokens."""
+
+    def launch(start: Start) -> Launch:
+        words = ("--port", str(start.port), "--model", start.source.model_id)
+        env = {"VLLM_API_KEY": start.api_key, "PYTHONPATH": str(PROJECT_ROOT)}
+        return Launch((sys.executable, "-m", "tests.fake_server", *words), env)
+
+    return replace(PEERS["llamacpp"], missing=lambda: None, launch=launch, weights=lambda _: "a file")
 
 
 def finished(runner: CompareRunner) -> CompareSnapshot:
@@ -416,3 +428,31 @@ def test_a_cancel_between_the_two_modes_brings_the_servers_own_way_back(
     runner.start(replace(CONFIG, eager_against_graphs=True))
     assert finished(runner).state == CompareState.CANCELLED
     assert lab.supervisor.wait_ready(TIMEOUT_S).config == config
+
+
+def test_other_engines_are_measured_between_hugging_face_and_vllm(
+    lab: Lab, runner: CompareRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their server is a fake one in a process of its own, that writes ten tokens."""
+    monkeypatch.setitem(PEERS, "llamacpp", fake_peer())  # type: ignore[index]
+    runner.start(replace(CONFIG, users=(1, 3), engines=("hf", "vllm", "llamacpp")))
+    found = results(finished(runner))
+    assert {"hf", "vllm", "llamacpp"} == set(found.engines)
+    peer = found.level(3, Mode.CONCURRENT, "llamacpp")
+    assert peer is not None and peer.output_tokens == 30
+    assert {(ratio.users, ratio.engine) for ratio in found.peer_ratios} == {(1, "llamacpp"), (3, "llamacpp")}
+    order = list(dict.fromkeys(level.engine for level in found.levels))
+    assert order == ["hf", "llamacpp", "vllm"]
+    assert "llama.cpp ran a file." in found.notes
+    run = lab.store.list("compare")[0]
+    assert "HF vs vLLM vs llama.cpp" in run.title and "tests.fake_server" in run.command
+
+
+def test_one_that_is_not_installed_is_refused_before_anything_begins(
+    runner: CompareRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = ConfigError("llama.cpp is not installed here.", "Build it.")
+    monkeypatch.setitem(PEERS, "llamacpp", replace(fake_peer(), missing=lambda: missing))  # type: ignore[index]
+    with pytest.raises(ConfigError, match="not installed"):
+        runner.start(replace(CONFIG, engines=("vllm", "llamacpp")))
+    assert not runner.snapshot().running

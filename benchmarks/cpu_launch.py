@@ -24,9 +24,10 @@ from engine.config import Endpoint, ServerConfig, Settings
 from engine.environment import Hardware, collect
 from engine.metrics import summarize
 from engine.models import ModelSource, find_ready
-from engine.server.command import MODULE, Launch, build_launch
+from engine.server.command import Launch, build_launch
 from engine.server.supervisor import Supervisor
 from engine.store import RunStore
+from engine.vllm_facts import MODULE
 
 TARGET_RATIO = 1.4
 KV_GIB = "2"  # as the lab sizes it for this model

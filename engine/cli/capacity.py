@@ -16,7 +16,7 @@ from engine.kv.cards import CARDS, GPU_BLOCK, RESERVE_GIB, THIS, UTILIZATION, Ca
 from engine.kv.facts import ModelFacts, Weights, find_facts
 from engine.kv.fit import Fit, Question, ask, formula
 from engine.kv.shape import ModelShape
-from engine.server.command import DEFAULT_CPU_BLOCK
+from engine.vllm_facts import DEFAULT_CPU_BLOCK
 
 AS_GIVEN = "as given"
 SIZES = ("layers", "kv_heads", "head_size")

@@ -8,7 +8,7 @@ from engine.environment import GIB
 from engine.kv.capacity import AUTO
 from engine.kv.cards import THIS, Card
 from engine.kv.fit import Question, kv_memory_of, setup_of
-from engine.server.command import MODULE
+from engine.vllm_facts import MODULE
 
 
 def cli_command(question: Question, model: str | None, card: Card | None, *, weights_given: bool = False) -> str:

@@ -13,7 +13,7 @@ from engine.config import Device
 from engine.environment import GIB, Hardware
 from engine.errors import ConfigError
 from engine.kv.capacity import ASYNCHRONOUS_BATCHES, KvSetup
-from engine.server.command import BF16_CAPABILITY, DEFAULT_CPU_BLOCK, RAM_SHARE_FOR_KV
+from engine.vllm_facts import BF16_CAPABILITY, DEFAULT_CPU_BLOCK, most_cpu_kv_gib
 
 MIB = 1024**2
 GPU_BLOCK = 16
@@ -64,8 +64,7 @@ class Card:
 
     def cpu_kv_bytes(self, weights_bytes: int | None) -> int:
         """Whole GiB for the KV cache of a CPU server: half of the free memory, less where the weights need more."""
-        free = self.free_bytes or 0
-        return min(int(free * RAM_SHARE_FOR_KV), max(0, free - (weights_bytes or 0))) // GIB * GIB
+        return most_cpu_kv_gib(self.free_bytes or 0, weights_bytes or 0) * GIB
 
     def refuses(self, kv_dtype: str) -> str | None:
         """Why vLLM does not take this KV-cache format here; None where it may."""

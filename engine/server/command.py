@@ -30,19 +30,14 @@ from engine.environment import DEVICE_WORDS, GIB, Hardware, installed_vllm
 from engine.errors import ConfigError
 from engine.kv.capacity import ModelShape, max_length, read_config
 from engine.models import ModelSource
+from engine.vllm_facts import BF16_CAPABILITY, DEFAULT_CPU_BLOCK, MODULE, most_cpu_kv_gib
 
-MODULE = "vllm.entrypoints.openai.api_server"
 MIB = 1024**2
-BF16_CAPABILITY = (8, 0)
 CPU_BLOCK_SIZES = (32, 64, 96, 128)
 GPU_BLOCK_SIZES = (16, 32, 64, 128)
-# vLLM's own is 128 tokens, which a short conversation never fills.
-DEFAULT_CPU_BLOCK = 32
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Model types that vLLM does not run in float16: their numbers overflow.
 NOT_IN_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
-# RAM that the KV cache may take of what is free: weights, the engine's own memory and the baseline need the rest.
-RAM_SHARE_FOR_KV = 0.5
 OPTION_SOURCES = (
     "engine/arg_utils.py",
     "entrypoints/openai/cli_args.py",
@@ -205,7 +200,7 @@ def kv_space_gib(config: ServerConfig, hardware: Hardware, shape: ModelShape) ->
             f"The KV cache takes at least 1 GiB, and only {free / MIB:,.0f} MiB of memory are free.",
             "Close other programs.",
         )
-    allowed = max(1, int(free * RAM_SHARE_FOR_KV) // GIB)
+    allowed = most_cpu_kv_gib(free)
     if allowed * GIB < per_request:
         raise ConfigError(
             f"One request of {length:,} tokens needs {per_request / GIB:.1f} GiB of KV cache, which may take "

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import IO
 
 from engine.config import PROJECT_ROOT
-from engine.server.command import MODULE, Launch
+from engine.server.command import Launch
 from engine.server.forking import AFFINITY
 from engine.server.zygote import MESSAGE_BYTES, OPTIONAL, WARM
+from engine.vllm_facts import MODULE
 
 MODULES = (
     MODULE,

@@ -19,7 +19,8 @@ from engine.environment import GIB, Hardware
 from engine.errors import ConfigError
 from engine.kv.cards import this_machine
 from engine.kv.shape import ModelShape
-from engine.server.command import BF16_CAPABILITY, RAM_SHARE_FOR_KV, block_sizes, installed_options
+from engine.server.command import block_sizes, installed_options
+from engine.vllm_facts import BF16_CAPABILITY, RAM_SHARE_FOR_KV
 
 Value = int | float | bool | str | None
 AUTO = "auto"

@@ -8,10 +8,11 @@ import yaml
 
 from engine.environment import GIB
 from engine.metrics import Distribution, Slo
-from engine.server.command import MODULE, Launch
+from engine.server.command import Launch
 from engine.tuning.knobs import in_words
 from engine.tuning.prediction import CPU_SPACE
 from engine.tuning.study import Recommendation, Study, Trial
+from engine.vllm_facts import MODULE
 
 LIMITS = (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("e2e_ms", "E2E"))
 # Where and under which key it serves is the reader's own choice.

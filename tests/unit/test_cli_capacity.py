@@ -312,6 +312,9 @@ def test_a_cpu_gives_the_cache_half_of_what_is_free_or_what_the_weights_leave() 
     assert machine.cpu_kv_bytes(None) == machine.cpu_kv_bytes(10 * GIB) == 16 * GIB
     assert machine.cpu_kv_bytes(20 * GIB) == 13 * GIB
     assert machine.cpu_kv_bytes(40 * GIB) == 0
+    small = Card("this", "", 4 * GIB, free_bytes=int(1.5 * GIB))
+    assert small.cpu_kv_bytes(None) == small.cpu_kv_bytes(GIB // 4) == GIB  # as a start on this machine is given
+    assert small.cpu_kv_bytes(GIB) == Card("this", "", GIB, free_bytes=GIB - 1).cpu_kv_bytes(None) == 0
     assert (machine.is_cpu, CARDS[0].is_cpu) == (True, False)
 
 

@@ -12,11 +12,12 @@ import yaml
 from engine.config import LoadTestConfig, ServerConfig
 from engine.errors import ConfigError
 from engine.load.results import LevelResult
-from engine.server.command import MODULE, Launch
+from engine.server.command import Launch
 from engine.store import RunStore
 from engine.tuning.profiles import WORKSHOP, WORKSHOP_LOAD, Profiles, export, parse, presets
 from engine.tuning.recommend import pareto, recommend, serve_yaml
 from engine.tuning.study import Study, StudyConfig, StudyKind, StudyState, Trial
+from engine.vllm_facts import MODULE
 from tests.tuned import level, spread, trial
 
 # -- what to choose

@@ -35,7 +35,10 @@ def missing() -> None:
 def _measured(found: Measured | None) -> str:
     if found is None:
         return NOT_MEASURED
-    speeds = [f"{users} at once {speed(value)}" for users, value in found.throughput_tok_s.items() if users > 1]
     alone = found.throughput_tok_s.get(1)
-    words = [f"One user {speed(alone)}"] if alone is not None else []
-    return ", ".join([*words, *speeds[-1:]]) + f" ({moment(found.created_at)})"
+    words = [f"{speed(alone)} for one user"] if alone is not None else []
+    words += [f"{speed(value)} for {users} at once" for users, value in found.throughput_tok_s.items() if users > 1][
+        -1:
+    ]
+    doubt = "; other programs disturbed it" if found.doubted else ""
+    return f"{', '.join(words)} ({moment(found.created_at)}{doubt})"

@@ -30,12 +30,16 @@ class EngineFacts:
 
 @dataclass(frozen=True)
 class Measured:
-    """The newest comparison on this machine that has the engine: tokens per second by users, the best way of each."""
+    """The newest comparison on this machine that has the engine: tokens per second by users, the best way of each.
+
+    ``doubted``: it warned of something that makes its numbers wrong, like other work on the same cores.
+    """
 
     run_id: str
     created_at: str
     model: str | None
     throughput_tok_s: dict[int, float]
+    doubted: bool
 
 
 @cache
@@ -56,7 +60,10 @@ def measured_here(store: RunStore, machine: str) -> dict[str, Measured]:
             continue
         for engine in results.engines:
             if speeds := _speeds(results.levels, engine):
-                found.setdefault(engine, Measured(run.id, run.created_at, run.model.get("model_id"), speeds))
+                measured = Measured(
+                    run.id, run.created_at, run.model.get("model_id"), speeds, doubted=bool(results.warnings)
+                )
+                found.setdefault(engine, measured)
     return found
 
 

@@ -40,8 +40,16 @@ def test_what_was_measured_here_is_shown_with_its_date(tmp_path: Path) -> None:
     found = measured_here(store, machine)
     assert found["llamacpp"].throughput_tok_s == {1: 90.0, 5: 150.0}
     assert found["hf"].throughput_tok_s == {5: 60.0}, "the best way of Hugging Face counts"
-    assert "vllm" not in found
+    assert "vllm" not in found and not found["hf"].doubted
     assert measured_here(store, "another machine") == {}
+
+
+def test_a_number_that_its_run_warned_of_is_shown_with_the_doubt(open_page: OpenPage) -> None:
+    warned = replace(RESULTS, warnings=("Something else computed.",))
+    lab = fakes.make_lab(fakes.READY, runs=[fakes.saved_run(results=warned.to_dict())])
+    at = open_page(lab, "engines")
+    assert "90 tok/s for one user, 150 tok/s for 5 at once" in said(at)
+    assert "other programs disturbed it" in said(at)
 
 
 def test_unfinished_and_damaged_runs_tell_nothing(tmp_path: Path) -> None:

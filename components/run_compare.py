@@ -71,8 +71,8 @@ def _choose(services: LabServices, runs: Sequence[Run]) -> None:
 
 def _comparison(comparison: Comparison) -> None:
     names = [name_of(run, number) for number, run in enumerate(comparison.runs, 1)]
-    for words in comparison.warnings:
-        st.warning(plain(words), icon=":material/rule:")
+    if comparison.warnings:
+        st.warning("  \n".join(plain(words) for words in comparison.warnings), icon=":material/rule:")
     for words in comparison.notes:
         st.caption(plain(words))
     _differences(comparison, names)

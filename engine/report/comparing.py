@@ -151,7 +151,7 @@ def _warnings(runs: Sequence[Run], convention: str | None, points: Sequence[Sequ
             yield f"Run {number} is not whole: its status is “{run.status}”."
     doubted = [str(number) for number, each in enumerate(points, 1) if any(_serious(point) for point in each)]
     if doubted:
-        yield f"Something speaks against numbers of run {' and '.join(doubted)}: look at the badges there."
+        yield f"Something speaks against numbers of run {', '.join(doubted)}: look at the badges there."
 
 
 def _serious(point: Point) -> bool:

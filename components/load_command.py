@@ -14,9 +14,9 @@ from components.format import plain
 from engine.config import DEFAULT_MODEL, LoadTestConfig
 from engine.errors import LabError
 from engine.load.profiles import Level, levels_of
+from engine.load.slo import SLO_FIELDS, limits_of
 from engine.server.state import ServerSnapshot
 
-SLO_FIELDS = {"slo_ttft_ms": "ttft", "slo_tpot_ms": "tpot", "slo_e2e_ms": "e2e"}
 BENCH_NAMES = {"e2e": "e2el"}
 FLAGS = {"nonce": "--no-nonce", "force_length": "--no-force-length", "warm_up": "--no-warm-up"}
 RENAMED = {"duration_s": "duration", "timeout_s": "timeout"}
@@ -95,8 +95,7 @@ def _dataset(config: LoadTestConfig) -> list[str]:
 
 
 def _limits(config: LoadTestConfig) -> dict[str, str]:
-    known = {name: getattr(config, field) for field, name in SLO_FIELDS.items()}
-    return {name: f"{limit:g}" for name, limit in known.items() if limit is not None}
+    return {name: f"{limit:g}" for name, limit in limits_of(config).items()}
 
 
 def _pressure(config: LoadTestConfig, level: Level) -> list[str]:

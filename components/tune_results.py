@@ -9,6 +9,7 @@ import streamlit as st
 from components import html, palette, tune_draft, tune_table
 from components.format import plain, short, speed
 from engine.config import DEFAULT_MODEL, LoadTestConfig, ServerConfig
+from engine.load.slo import limits_of
 from engine.server.state import ServerSnapshot
 from engine.tuning.knobs import Value
 from engine.tuning.profiles import WORKSHOP, WORKSHOP_LOAD
@@ -17,7 +18,6 @@ from engine.tuning.study import SHORT_LOAD, Recommendation, StudyConfig, StudyKi
 VIEW_BEST, VIEW_TABLE, VIEW_BARS = "Recommendation", "Table", "Bars"
 VIEW_FRONT, VIEW_KNOBS = "Pareto front", "What matters"
 MOST_BARS = 4
-LIMITS = {"slo_ttft_ms": "ttft", "slo_tpot_ms": "tpot", "slo_e2e_ms": "e2e"}
 
 
 def show(now: TuneSnapshot, server: ServerSnapshot) -> None:
@@ -147,7 +147,7 @@ def _load_words(load: LoadTestConfig, usual: LoadTestConfig) -> list[str]:
         value = getattr(load, name)
         if value is not None and value != getattr(usual, name):
             words += [f"--{flag}", f"{value:g}"]
-    limits = [f"{name}={limit:g}" for field, name in LIMITS.items() if (limit := getattr(load, field)) is not None]
+    limits = [f"{name}={limit:g}" for name, limit in limits_of(load).items()]
     return words + (["--slo", ",".join(limits)] if limits else [])
 
 

@@ -24,9 +24,9 @@ from engine.config import LENGTH_SHAPES, LOAD_PROFILES, LOAD_PROMPTS, LoadTestCo
 from engine.errors import ConfigError
 from engine.load.export import to_csv, vllm_bench_lines
 from engine.load.results import LoadSnapshot, LoadState
+from engine.load.slo import SLO_FIELDS
 from engine.services import LabServices, open_beside
 
-SLO_NAMES = ("ttft", "tpot", "e2e")
 OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "requests": (int, "requests in a level"),
     "trace_speed": (float, "how many times as fast as it was recorded"),
@@ -149,7 +149,7 @@ def slo_limits(text: str | None) -> dict[str, float]:
             limit_ms = float(value)
         except ValueError:
             limit_ms = -1.0
-        if name.strip() not in SLO_NAMES or limit_ms <= 0:
+        if name.strip() not in SLO_FIELDS.values() or limit_ms <= 0:
             raise ConfigError(f"{part!r} is no limit.", "Write it like ttft=500,tpot=100,e2e=5000, in ms.")
         found[f"slo_{name.strip()}_ms"] = limit_ms
     return found

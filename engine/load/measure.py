@@ -19,8 +19,9 @@ from engine.load.profiles import Level, knee_of, levels_of, saturated
 from engine.load.prompt_files import read_prompts
 from engine.load.prompts import PromptSet, Tokenizer, ask_tokenizer, prompts_of
 from engine.load.results import LevelResult, LoadResults
+from engine.load.slo import slo_of
 from engine.load.watch import MetricsWatch
-from engine.metrics import RequestTrace, Slo
+from engine.metrics import RequestTrace
 from engine.telemetry.host import CoreWatch, OtherWork
 from engine.telemetry.prometheus import scrape
 
@@ -44,10 +45,6 @@ class _Task:
     index: int
     level: Level
     order: LevelOrder
-
-
-def slo_of(config: LoadTestConfig) -> Slo:
-    return Slo(config.slo_ttft_ms, config.slo_tpot_ms, config.slo_e2e_ms)
 
 
 def measure(

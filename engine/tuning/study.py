@@ -13,6 +13,7 @@ from typing import Any, Self
 from engine.config import LoadTestConfig, ServerConfig
 from engine.errors import ConfigError
 from engine.load.results import LevelResult, LoadSnapshot
+from engine.load.slo import slo_of
 from engine.metrics import Slo
 from engine.server.state import KvCapacity
 from engine.tuning.explain import Difference
@@ -123,8 +124,7 @@ class StudyConfig:
 
     @property
     def slo(self) -> Slo:
-        load = self.workload
-        return Slo(ttft_ms=load.slo_ttft_ms, tpot_ms=load.slo_tpot_ms, e2e_ms=load.slo_e2e_ms)
+        return slo_of(self.workload)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -182,7 +182,7 @@ class Trying:
                 "server": study.config.server(trial.changes).to_dict(),
                 "workload": study.config.workload.to_dict(),
             },
-            environment=collect(self._bench.settings).to_dict(),
+            environment=collect(self._bench.settings).to_dict() | {"engine": "vLLM"},
             model=now.source.to_dict() if now.source else {},
             command=now.command,
             results=results.to_dict() | {"trial": trial.to_dict()},

@@ -14,11 +14,11 @@ MOST_LEVELS, MOST_TRIALS = 6, 6
 
 
 def summary(store: RunStore) -> None:
-    """Three columns; what was not measured says how to measure it. Raises StoreError."""
+    """Three boxes; what was not measured says how to measure it. Raises StoreError."""
     st.subheader("Measured so far", anchor=False)
-    compare, load, tune = st.columns(3, gap="medium")
-    with compare.container(border=True, height="stretch", key="monitor_compare"):
+    with st.container(border=True, key="monitor_compare"):
         _compare(store)
+    load, tune = st.columns(2, gap="medium")
     with load.container(border=True, height="stretch", key="monitor_load"):
         _load(store)
     with tune.container(border=True, height="stretch", key="monitor_tune"):

@@ -120,6 +120,11 @@ def _chart(panel: Panel, now: TelemetrySnapshot, figures: ModuleType, zone: tzin
 
 
 def how_it_is_made(now: TelemetrySnapshot) -> None:
+    if now.notice:
+        st.caption(plain(now.notice))
+    if not now.ready:
+        st.caption("Without a server the machine is looked at every five seconds.")
+        return
     window = now.window
     cost = "" if now.cost_cores is None else f" Collecting takes {percent(now.cost_cores)} of one core."
     peaks = f" A point is the highest value of its {window.step_s} s." if window.step_s > 1 else ""
@@ -130,8 +135,6 @@ def how_it_is_made(now: TelemetrySnapshot) -> None:
             "A gap: the server said nothing."
         )
     )
-    if now.notice:
-        st.caption(plain(now.notice))
 
 
 def events(now: TelemetrySnapshot) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from engine.peers.launching import PEERS
-from tests.e2e.lab import cli, data_folder
+from tests.e2e.lab import ROOT, cli, data_folder, environment, wait_for
 
 TOKENS, USERS = 12, 3
 
@@ -28,7 +30,20 @@ def test_it_is_measured_with_every_token_and_leaves_nothing_behind(name: str, tm
     (repeat,) = single["repeats"]
     assert repeat["prompt_tokens"] > 0
     assert any(PEERS[name].label in note for note in found["notes"])
-    assert [process for process in psutil.process_iter(["cmdline"]) if _is_of(process, tmp_path)] == []
+    assert servers(tmp_path) == []
+
+
+def test_it_goes_when_whoever_started_it_is_killed(tmp_path: Path) -> None:
+    folder = data_folder(tmp_path / "lab")
+    words = (sys.executable, "-m", "engine", "compare", "--engines", "transformers")
+    with subprocess.Popen(words, cwd=ROOT, env=environment(folder), stderr=subprocess.DEVNULL) as lab:
+        wait_for("the engine's server", lambda: servers(tmp_path))
+        lab.kill()
+    wait_for("its end", lambda: not servers(tmp_path))
+
+
+def servers(folder: Path) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter(["cmdline"]) if _is_of(process, folder)]
 
 
 def _is_of(process: psutil.Process, folder: Path) -> bool:

@@ -66,6 +66,7 @@ class _Subject:
 
     source: ModelSource | None = None
     server: ServerConfig | None = None
+    engine: str | None = None
     commands: dict[str, str] = field(default_factory=dict)
 
 
@@ -175,7 +176,7 @@ class CompareRunner:
         with self._server.ready(server):
             current = self._supervisor.snapshot()
             served = current.config or ServerConfig()
-            self._subject.server = current.config
+            self._subject.server, self._subject.engine = current.config, current.engine_name
             beside = set(config.engines) != {"vllm"}
             self._subject.source = self._server.weights() if beside else current.source
             self._describe(current.endpoint)
@@ -401,7 +402,7 @@ class CompareRunner:
             state.value,
             duration_s=time.monotonic() - self._board.began_s,
             config=config.to_dict() | {"server": subject.server.to_dict() if subject.server else None},
-            environment=collect(self._settings).to_dict(),
+            environment=collect(self._settings).to_dict() | {"engine": subject.engine},
             model=subject.source.to_dict() if subject.source else {"model_id": (results.context or {}).get("model")},
             command="\n".join(command for command in subject.commands.values() if command),
             results=results.to_dict() | ({"error": error} if error else {}),

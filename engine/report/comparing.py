@@ -31,6 +31,7 @@ PASSING = (
     "model.path",
 )
 HARDWARE = ("device", "cpu_model", "physical_cores", "ram_total_bytes")
+NOT_SET = "not set"
 NOT_REPEATED = (
     "Nothing was repeated within these runs, so it isn't known whether a change is larger than the spread between "
     "runs. Measure each of them again and compare all of it."
@@ -47,7 +48,7 @@ PROMPTS = {
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting or fact that isn't the same in all runs; None where a run doesn't say."""
+    """One setting or fact of which runs say different things; None where a run says nothing."""
 
     name: str
     values: tuple[str | None, ...]
@@ -204,7 +205,7 @@ def _differences(runs: Sequence[Run]) -> Iterator[Difference]:
     each = [dict(_facts(run)) for run in runs]
     for name in dict.fromkeys(name for facts in each for name in facts):
         values = tuple(facts.get(name) for facts in each)
-        if len(set(values)) > 1 and not name.startswith(PASSING):
+        if len(set(values) - {None}) > 1 and not name.startswith(PASSING):
             yield Difference(name, values)
 
 
@@ -228,6 +229,8 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield from _flat(path, value)
         elif value is not None:
             yield path, value if isinstance(value, str) else json.dumps(value, default=str)
+        elif prefix.startswith("config"):
+            yield path, NOT_SET
 
 
 def _names(points: Sequence[Sequence[Point]]) -> list[str]:

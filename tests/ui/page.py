@@ -25,6 +25,7 @@ RAW_KINDS = {
     "chat_input",
     "selectbox",
     "multiselect",
+    "plotly_chart",
 }
 NOT_READ = {"id", "formId", "url", "queryParamKey", "cssContent", "jsContent", "htmlContent"}
 

@@ -7,10 +7,17 @@ from components.format import ratio
 from engine.compare_results import CompareResults, Level, Mode
 from engine.config import PEER_ENGINES
 
+# An engine that shares its cores may lose far more than its share: the order itself is in doubt.
+DISTURBED = "Other programs disturbed this measurement, so the order may be wrong: measure again at rest."
+
 
 def sentences(results: CompareResults) -> list[str]:
-    """One for every other server that vLLM was measured beside: with the fewest users, and with the most."""
-    return [sentence for engine in PEER_ENGINES if (sentence := _sentence(results, engine))]
+    """One for every other server that vLLM was measured beside: with the fewest users, and with the most.
+
+    Where the run warns of other work, a last one says that this may be wrong.
+    """
+    found = [sentence for engine in PEER_ENGINES if (sentence := _sentence(results, engine))]
+    return [*found, DISTURBED] if found and results.warnings else found
 
 
 def _sentence(results: CompareResults, engine: str) -> str:

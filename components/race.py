@@ -43,7 +43,7 @@ def race(snapshot: CompareSnapshot, key: str) -> None:
 def race_data(snapshot: CompareSnapshot) -> dict[str, Any]:
     """What the browser needs. While one is measured, finished lanes replay what was measured a moment ago."""
     running = snapshot.state == "running"
-    lanes = [lane for lane in snapshot.lanes if lane.engine in RACERS]
+    lanes = [lane for engine in RACERS if (lane := snapshot.lane(engine)) is not None]
     live = next((lane for lane in lanes if lane.state == "running"), None)
     total = snapshot.config.max_tokens if snapshot.config else None
     repeats = snapshot.config.repeats if snapshot.config else 1

@@ -51,6 +51,13 @@ def test_the_lesson_follows_from_the_numbers() -> None:
     )
 
 
+def test_a_disturbed_measurement_says_that_its_lesson_may_be_wrong() -> None:
+    levels = (level("llamacpp", 1, 90), level("vllm", 1, 30))
+    disturbed = CompareResults({}, levels, warnings=("Something else computed.",))
+    assert compare_lesson.sentences(disturbed)[-1] == compare_lesson.DISTURBED
+    assert compare_lesson.sentences(CompareResults({}, (), warnings=("Something else computed.",))) == []
+
+
 def test_overlapping_ranges_have_no_winner() -> None:
     levels = (level("transformers", 5, 100, 10), level("vllm", 5, 105, 10))
     assert compare_lesson.sentences(CompareResults({}, levels)) == [
@@ -66,4 +73,4 @@ def test_without_a_pair_there_is_no_lesson(levels: tuple[Level, ...]) -> None:
 def test_every_engine_has_a_lane_in_the_race() -> None:
     lanes = tuple(Lane(name, name, LaneState.DONE, ((0.1, "a"),), 0.1) for name in ("hf", "vllm", "llamacpp"))
     snapshot = CompareSnapshot(CompareState.DONE, config=CompareConfig(max_tokens=2), lanes=lanes)
-    assert [lane["label"] for lane in race_data(snapshot)["lanes"]] == ["Hugging Face", "vLLM", "llama.cpp"]
+    assert [lane["label"] for lane in race_data(snapshot)["lanes"]] == ["Hugging Face", "llama.cpp", "vLLM"]

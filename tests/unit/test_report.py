@@ -99,6 +99,15 @@ def test_differences_come_with_the_setting_that_was_changed_first() -> None:
     assert [(one.name, one.values) for one in found] == [("config.server.max_num_seqs", ("32", "8"))]
 
 
+def test_what_is_not_set_differs_and_what_is_not_said_does_not() -> None:
+    config = load_run().config
+    changed = config | {"server": config["server"] | {"max_num_batched_tokens": 4096}}
+    found = compare([load_run(), load_run("b", config=changed), load_run("c", environment={}, config={})]).differences
+    assert [(one.name, one.values) for one in found] == [
+        ("config.server.max_num_batched_tokens", ("not set", "4096", None))
+    ]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

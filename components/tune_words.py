@@ -70,7 +70,7 @@ def age(trial: Trial) -> str:
     """Says of a measurement that was used again how old it is, empty where it was made for this trial."""
     if trial.measured_ago_s is None:
         return ""
-    return f"“{trial.name}” was measured {seconds(trial.measured_ago_s)} before, on the same start of the server."
+    return f"Measured {seconds(trial.measured_ago_s)} earlier, on the same start of the server: “{trial.name}”."
 
 
 def takes(estimate: Estimate) -> str:

@@ -425,10 +425,10 @@ def test_every_view_has_words_for_its_picture(open_page: OpenPage, view: str) ->
 
 def test_a_measurement_that_was_used_again_says_its_age(open_page: OpenPage) -> None:
     _, at = opened(open_page, tuned.APPLIED)
-    assert "before, on the same start" not in said(at)
+    assert "earlier, on the same start" not in said(at)
     study = tuned.apply_study(StudyState.DONE, replace(tuned.BEFORE, measured_ago_s=125.0), tuned.AFTER)
     _, at = opened(open_page, replace(tuned.APPLIED, study=study))
-    assert "“as it was” was measured 2 min 05 s before, on the same start of the server." in said(at)
+    assert "Measured 2 min 05 s earlier, on the same start of the server: “as it was”." in said(at)
 
 
 def test_one_is_one_request() -> None:

@@ -202,6 +202,7 @@ def test_cancel_ends_a_hanging_child_and_keeps_nothing_half(
 def test_cancel_during_the_start_stops_the_server(lab: Lab, runner: CompareRunner) -> None:
     lab.at(Phase.WEIGHTS, "hang")
     runner.start(CONFIG)
+    lab.wait_for(ServerState.STARTING)
     lab.wait_for_phase(Phase.WEIGHTS)
     runner.cancel()
     assert finished(runner).state == CompareState.CANCELLED

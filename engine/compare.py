@@ -82,7 +82,7 @@ class CompareRunner:
     ) -> None:
         self._settings, self._supervisor, self._store = settings, supervisor, store
         self._server = MeasuredServer(settings, supervisor, self._say, self._check_cancel)
-        self._work = Exclusive("compare", lambda: supervisor.snapshot().reserved, answering)
+        self._work = Exclusive("compare", supervisor.taken_by, answering)
         self._board = Board()
         self._subject = _Subject()
         self._cancel = self._work.cancelled

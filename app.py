@@ -32,7 +32,8 @@ page = st.navigation(
             st.Page("pages/server.py", title="Server", icon=":material/dns:", url_path="server"),
             st.Page("pages/runs.py", title="Runs", icon=":material/history:", url_path="runs"),
         ],
-    }
+    },
+    expanded=True,  # else the last pages hide behind “View more” on a projector
 )
 frame.style()
 frame.forget_infinities()

@@ -120,6 +120,10 @@ class Settings:
     def logs_dir(self) -> Path:
         return self.data_dir / "logs"
 
+    def model_environment(self) -> dict[str, str]:
+        """The variables by which a child process finds the same models."""
+        return {"LAB_DATA_DIR": str(self.data_dir), "HF_HUB_OFFLINE": "1" if self.hub_offline else "0"}
+
     @property
     def compiled_dir(self) -> Path:
         """What torch.compile made, for the next start of the same model."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import re
 import subprocess
@@ -92,9 +93,9 @@ def prepare(
     ready = find_ready(model_id, settings)
     if ready is not None:
         return ready
-    child = subprocess.Popen(
-        [*FETCH_COMMAND, model_id], cwd=PROJECT_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    env = os.environ | settings.model_environment()
+    command = [*FETCH_COMMAND, model_id]
+    child = subprocess.Popen(command, cwd=PROJECT_ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     events: queue.Queue[dict[str, Any] | None] = queue.Queue()
     reader = threading.Thread(target=_read_events, args=(child, events), name="model-fetch", daemon=True)
     reader.start()

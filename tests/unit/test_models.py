@@ -377,6 +377,19 @@ def test_a_child_that_dies_is_reported(settings: Settings, monkeypatch: pytest.M
     assert caught.value.remedy
 
 
+def test_the_child_looks_where_its_caller_does(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import json\nfrom engine.config import Settings\nhere = Settings.from_env()\n"
+        "print(json.dumps({'progress': f'{here.data_dir} {here.hub_offline}'}), flush=True)"
+    )
+    monkeypatch.setattr(models, "FETCH_COMMAND", child(code))
+    monkeypatch.setenv("LAB_DATA_DIR", "/somewhere/else")
+    seen: list[str] = []
+    with pytest.raises(ModelError):
+        prepare("owner/name", settings, seen.append)
+    assert seen == [f"{settings.data_dir} {settings.hub_offline}"]
+
+
 def test_an_error_of_the_child_keeps_its_kind(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     event = json.dumps({"error": "DiskFull", "cause": "No room.", "remedy": "Free some."})
     monkeypatch.setattr(models, "FETCH_COMMAND", child(f"print({event!r})"))

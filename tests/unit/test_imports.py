@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import LoadTestConfig
+from engine.config import PROJECT_ROOT, LoadTestConfig
 from engine.errors import ConfigError
 from engine.imports import MAX_BYTES, is_imported, origin_of, read_runs
 from engine.imports.mark import as_measured
@@ -18,6 +18,8 @@ from engine.load.results import LoadResults
 from engine.report.points import points_of
 from engine.store import RunStore, run_to_json, to_json
 from tests.reports import chat_run, compare_run, guidellm_report, hostile, load_run
+
+RECORDINGS = PROJECT_ROOT / "recordings"
 
 RUNS = [load_run(), compare_run("20261201-110000-bbbb", (30.0, 31.0, 32.0)), chat_run()]
 
@@ -156,3 +158,14 @@ def test_hostile_text_is_kept_as_text(kind: str) -> None:
     (back,) = read_runs(run_to_json(hostile(kind)).encode(), "x.json")
     assert back.title.startswith("<script>")
     assert back.status == "done", "an unknown status is none of ours"
+
+
+@pytest.mark.parametrize("path", sorted(RECORDINGS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_recording_is_a_whole_run_with_where_it_was_measured(path: Path) -> None:
+    (run,) = read_file(path)
+    assert is_imported(run.kind)
+    assert run.environment["hardware"]["gpus"][0]["name"] == "NVIDIA H200"
+    assert run.environment["packages"]["vllm"] == "0.25.1"
+    assert "vllm.entrypoints.openai.api_server" in run.command
+    assert "/opt/" not in path.read_text("utf-8") and "/root/" not in path.read_text("utf-8")
+    assert points_of(run)

@@ -7,8 +7,6 @@ from html import escape
 
 import streamlit as st
 
-WIDEST = 66  # per cent: the value stands behind the longest bar
-
 
 def eyebrow(text: str) -> None:
     st.html(f'<div class="lab-eyebrow">{escape(text)}</div>')
@@ -31,15 +29,17 @@ def bars(rows: Rows) -> None:
 
 
 def bars_html(rows: Rows) -> str:
-    """Horizontal bars: (name, length or None, text of the value, colour); the longest fills the width."""
+    """Horizontal bars: (name, length or None, text of the value, colour); the longest and its text fill the width."""
     rows = list(rows)
     longest = max((value for _, value, _, _ in rows if value), default=0)
+    room = max((len(text) for _, _, text, _ in rows), default=0)
     lines = []
     for name, value, text, colour in rows:
-        width = WIDEST * value / longest if value and longest else 0
+        share = value / longest if value and longest else 0
+        style = f"width:calc((100% - {room}ch - 0.7rem) * {share:.4f});background:{escape(colour)}"
         lines.append(
             f'<div class="lab-bar"><div>{escape(name)}</div><div class="lab-bar-track">'
-            f'<div class="lab-bar-fill" style="width:{width:.2f}%;background:{escape(colour)}"></div>'
+            f'<div class="lab-bar-fill" style="{style}"></div>'
             f'<div class="lab-bar-value">{escape(text)}</div></div></div>'
         )
     return f'<div class="lab-bars">{"".join(lines)}</div>'

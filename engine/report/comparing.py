@@ -21,6 +21,7 @@ from engine.store import Run
 FEWEST, MOST = 2, 6
 # Of one moment, of one study, or said elsewhere.
 PASSING = (
+    "environment.hardware.gpus.memory_free_bytes",
     "environment.hardware.ram_available_bytes",
     "environment.summary",
     "environment.imported",
@@ -227,10 +228,19 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         path = f"{prefix}.{name}"
         if isinstance(value, dict):
             yield from _flat(path, value)
+        elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+            for part in dict.fromkeys(key for one in value for key in one):
+                yield f"{path}.{part}", ", ".join(_word(one.get(part)) for one in value)
         elif value is not None:
-            yield path, value if isinstance(value, str) else json.dumps(value, default=str)
+            yield path, _word(value)
         elif prefix.startswith("config"):
             yield path, NOT_SET
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_word, value))
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _names(points: Sequence[Sequence[Point]]) -> list[str]:

@@ -182,7 +182,11 @@ def test_longest_bar_is_widest_and_an_unknown_one_has_no_length() -> None:
         html.bars([("a", 25.0, "25 tok/s", "#111"), ("b", 100.0, "100 tok/s", "#222"), ("c", None, "—", "#333")])
 
     body = bodies(script)
-    assert re.findall(r"width:([\d.]+)%", body) == ["16.50", "66.00", "0.00"]
+    assert re.findall(r"width:calc\(\(100% - (\d+)ch - 0.7rem\) \* ([\d.]+)\)", body) == [
+        ("9", "0.2500"),
+        ("9", "1.0000"),
+        ("9", "0.0000"),
+    ]
     assert "—" in body
 
 
@@ -193,7 +197,7 @@ def test_bars_without_any_value_are_drawn() -> None:
         html.bars([("a", None, "—", "#111"), ("b", 0.0, "0 tok/s", "#222")])
         html.bars([])
 
-    assert re.findall(r"width:([\d.]+)%", bodies(script)) == ["0.00", "0.00"]
+    assert re.findall(r" \* ([\d.]+)\)", bodies(script)) == ["0.0000", "0.0000"]
 
 
 @pytest.mark.parametrize(

@@ -52,13 +52,14 @@ class CompletionRequest:
     """A prompt (text or token ids) for ``/v1/completions``, or messages for ``/v1/chat/completions``.
 
     ``ignore_eos`` (vLLM) forces exactly ``max_tokens`` tokens; fewer then count as interrupted. ``extra`` are fields
-    that only one engine knows.
+    that only one engine knows; ``length_forced`` says that they make every answer ``max_tokens`` long.
     """
 
     prompt: str | list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     max_tokens: int = 128
     ignore_eos: bool = False
+    length_forced: bool = False
     temperature: float = 0.0
     top_p: float | None = None
     seed: int | None = None
@@ -78,7 +79,7 @@ class CompletionRequest:
 
     @property
     def expected_tokens(self) -> int | None:
-        return self.max_tokens if self.ignore_eos else None
+        return self.max_tokens if self.ignore_eos or self.length_forced else None
 
     def body(self, model: str) -> dict[str, Any]:
         """The JSON to send; extensions and optional fields only where they were asked for."""

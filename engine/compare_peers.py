@@ -19,9 +19,8 @@ from engine.peers.launching import PEERS, Peer
 from engine.peers.server import PeerServer
 
 Watched = Callable[[str, Hardware, int | None], AbstractContextManager[None]]
-# A chat template's own words, and room for a tokeniser that makes more tokens of a text than this one.
+# A chat template's own words.
 TEMPLATE_TOKENS = 256
-CHARS_PER_TOKEN = 2
 
 
 def require_installed(config: CompareConfig) -> None:
@@ -32,8 +31,8 @@ def require_installed(config: CompareConfig) -> None:
 
 
 def context_tokens(config: CompareConfig) -> int:
-    """Room for one prompt and its answer, in whole steps of 256 tokens."""
-    need = len(config.prompt) // CHARS_PER_TOKEN + TEMPLATE_TOKENS + config.max_tokens
+    """Room for one prompt and its answer, in whole steps of 256 tokens: no tokenizer makes more of it than bytes."""
+    need = len(config.prompt.encode()) + TEMPLATE_TOKENS + config.max_tokens
     return -(-need // 256) * 256
 
 
@@ -100,7 +99,9 @@ class PeerPart:
     def _repeat(self, server: PeerServer, config: CompareConfig, users: int) -> Repeat:
         forced = server.peer.forced(config.max_tokens)
         requests = [
-            CompletionRequest(messages=messages_of(text), max_tokens=config.max_tokens, extra=forced)
+            CompletionRequest(
+                messages=messages_of(text), max_tokens=config.max_tokens, length_forced=True, extra=forced
+            )
             for text in texts(config, users)
         ]
         began_s = time.perf_counter()

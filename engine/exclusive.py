@@ -49,16 +49,17 @@ class Exclusive:
             if reason := self._reserved():
                 raise AlreadyRunning(reason, WAIT_OR_CANCEL)
             self.cancelled.clear()  # before anybody sees it run, so that no cancel is lost
-            take_back = announce()
+            take_back, last = announce(), self._over
             try:
                 if answered := self._answering():
                     raise AlreadyRunning(answered, "Wait until it is over.")
                 prepare()
-            except LabError:
+                self._over = over = threading.Event()  # the last work may still be ending: it sets its own
+                threading.Thread(target=self._run, args=(work, over), name=self._name, daemon=True).start()
+            except BaseException:  # else it would "run" for ever
+                self._over = last
                 take_back()
                 raise
-            self._over = over = threading.Event()  # the last work may still be ending: it sets its own
-            threading.Thread(target=self._run, args=(work, over), name=self._name, daemon=True).start()
 
     def wait(self) -> None:
         """Until it is over, if one runs.

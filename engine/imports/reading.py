@@ -57,7 +57,7 @@ def _documents(content: bytes, name: str) -> list[dict[str, Any]]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name} is not a text file.", f"Give {KNOWN}.") from error
     whole = _parsed(text)
-    lines = [whole] if whole is not None else [_parsed(line) for line in text.splitlines() if line.strip()]
+    lines = [whole] if whole is not None else [_parsed(line) for line in text.split("\n") if line.strip()]
     documents = [one for one in lines if isinstance(one, dict)]
     if not documents or len(documents) < len(lines):
         raise ConfigError(f"{name} is not JSON, or was cut off.", f"Give {KNOWN}.")

@@ -13,7 +13,10 @@ def number(value: Any) -> float | int | None:
     """A finite number; None for anything else (a bool is no number)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if math.isfinite(value) else None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # a whole number larger than any float
+        return None
 
 
 def count(value: Any) -> int | None:

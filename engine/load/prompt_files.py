@@ -27,9 +27,11 @@ def read_prompts(path: str, max_tokens: int) -> list[Prompt]:
     """All prompts of a file, in order; its own ``max_tokens`` where it has some. Raises ConfigError."""
     name = Path(path).name
     try:
-        if Path(path).stat().st_size > MOST_BYTES:
+        with Path(path).open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
             raise ConfigError(f"{name} is larger than {MOST_BYTES >> 20} MiB.", "Cut it into parts.")
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = content.decode("utf-8-sig")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"The prompts {name} can't be read: {reason}.", FORMAT) from error
@@ -56,7 +58,7 @@ def _parse(text: str, path: str, max_tokens: int) -> Iterator[Prompt]:
 
 
 def _json_lines(text: str) -> Iterator[Any]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 yield json.loads(line)
@@ -93,7 +95,7 @@ def _with_turns(row: dict[Any, Any], max_tokens: int, where: str) -> Prompt | No
 def _length(value: Any, where: str) -> int:
     try:
         number = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{where}: max_tokens is {str(value)[:30]!r}") from None
     if not 1 <= number <= MOST_TOKENS:
         raise ValueError(f"{where}: max_tokens is {number}")

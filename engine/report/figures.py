@@ -69,7 +69,7 @@ def _known(points: Sequence[Point], metric: str) -> bool:
 
 
 def _load(points: Sequence[Point]) -> Chart:
-    loads = [point.load if point.load is not None else point.name for point in points]
+    loads = [point.load if point.load is not None else escape(point.name) for point in points]
     speeds = [point.values.get("throughput_tok_s") for point in points]
     latency = next(iter(_latency([points])), None)
     data: list[dict[str, Any]] = [

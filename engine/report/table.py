@@ -20,7 +20,7 @@ def to_csv(runs: Sequence[Run], price: float | None = None) -> str:
     rows = [_row(run, point, price) for run in runs for point in points_of(run) or (Point("", {}),)]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(dict.fromkeys(name for row in rows for name in row)))
-    writer.writeheader()
+    writer.writerow({name: _cell(name) for name in writer.fieldnames})
     writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     return out.getvalue()
 

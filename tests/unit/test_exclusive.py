@@ -61,6 +61,19 @@ def test_what_can_not_be_prepared_is_taken_back(work: Exclusive) -> None:
     assert not announced.said and not ran.is_set()
 
 
+def test_work_whose_thread_can_not_start_is_taken_back(work: Exclusive, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    announced = Announced()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError):
+            work.start(idle, announced, idle)
+    assert not announced.said
+    work.wait()
+
+
 def test_a_cancel_as_soon_as_it_is_announced_is_not_lost(work: Exclusive) -> None:
     seen: list[bool] = []
     work.cancelled.set()  # of the work before

@@ -156,11 +156,12 @@ def write(folder: Path, name: str, text: str) -> str:
     ("name", "text"),
     [
         ("a.jsonl", '{"prompt": "one", "max_tokens": 7}\n\n{"text": "two"}\n'),
+        ("a.jsonl", '{"prompt": "one", "max_tokens": 7, "more": "\u2028\x85"}\r\n{"text": "two"}\r\n'),
         ("a.csv", 'prompt,max_tokens\none,7\n"two",\n'),
         ("a.json", '[{"prompt": "one", "output_tokens": 7}, "two"]'),
         ("b.json", json.dumps([{"conversations": [{"from": "human", "value": "one"}, {"from": "gpt", "value": "x"}], "max_tokens": 7}, {"conversations": [{"from": "gpt", "value": "nobody asks"}]}, {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "two"}]}])),
     ],
-    ids=["JSONL", "CSV", "JSON", "ShareGPT"],
+    ids=["JSONL", "JSONL with other line ends", "CSV", "JSON", "ShareGPT"],
 )  # fmt: skip
 def test_files_of_every_format_are_read(tmp_path: Path, name: str, text: str) -> None:
     assert read_prompts(write(tmp_path, name, text), 50) == [Prompt(7, ("one",)), Prompt(50, ("two",))]
@@ -172,6 +173,7 @@ def test_files_of_every_format_are_read(tmp_path: Path, name: str, text: str) ->
         ("a.jsonl", '{"prompt": "one"}\n{no json\n', "line 2 isn't JSON"),
         ("a.jsonl", '{"question_text": "one"}\n', "entry 1 has no prompt"),
         ("a.jsonl", '{"prompt": "one", "max_tokens": "many"}\n', "max_tokens is 'many'"),
+        ("a.jsonl", '{"prompt": "one", "max_tokens": Infinity}\n', "max_tokens is 'inf'"),
         ("a.jsonl", '{"prompt": "one", "max_tokens": -1}\n', "max_tokens is -1"),
         ("a.jsonl", "[1, 2]", "entry 1 isn't an object"),
         ("a.jsonl", "", "holds no prompts"),

@@ -129,6 +129,8 @@ def test_transformers_writes_every_token_by_a_shortest_length() -> None:
     assert PEERS["transformers"].model_name(SOURCE) == "/models/a"
 
 
-@pytest.mark.parametrize(("prompt", "tokens", "room"), [("a" * 40, 50, 512), ("a" * 2000, 100, 1536)])
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "room"), [("a" * 40, 50, 512), ("a" * 2000, 100, 2560), ("字" * 500, 100, 2048)]
+)
 def test_a_slot_has_room_for_prompt_template_and_answer(prompt: str, tokens: int, room: int) -> None:
     assert context_tokens(CompareConfig(prompt=prompt, max_tokens=tokens)) == room

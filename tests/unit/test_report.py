@@ -19,7 +19,8 @@ from engine.report import compare, cost, export, figures
 from engine.report.page import plotly_script
 from engine.report.points import points_of
 from engine.report.spread import chance_pct, is_beyond_spread
-from engine.store import run_to_json
+from engine.report.table import to_csv
+from engine.store import FORMULA_STARTS, run_to_json
 from tests.reports import HOSTILE, chat_run, compare_run, guidellm_report, hostile, level, load_run
 
 SLOW, FAST = (30.0, 31.0, 32.0), (40.0, 41.0, 42.0)
@@ -264,3 +265,9 @@ def test_the_colours_are_those_of_the_app() -> None:
     assert (palette.MEASURES["throughput"], palette.MEASURES["ttft"]) == (figures.THROUGHPUT, figures.TTFT)
     assert not set(figures.RUN_COLOURS) & set(palette.COLOURS.values())
     assert figures.OTHER_COLOUR == palette.NEUTRAL
+
+
+def test_a_name_from_a_file_is_no_formula_in_the_head_of_a_table() -> None:
+    run = load_run("bad-4", level(1, 30.0))
+    run.results["levels"][0]["=HYPERLINK(1)"] = 5.0
+    assert not any(cell.startswith(FORMULA_STARTS) for cell in next(csv.reader(io.StringIO(to_csv([run])))))

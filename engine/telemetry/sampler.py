@@ -145,8 +145,8 @@ class Sampler:
         """Take one sample; True while a server is ready. Called by the thread, and by tests."""
         began_s = time.thread_time()
         server = self._server()
-        at_s = self._clock()
         reading = self._ask(server) if server.ready else None
+        at_s = self._clock()  # after the answer: a late one tells of its own moment, and rates divide by these times
         machine = self._gpu.read()
         # Of an attached server nothing is known but what it says: its processes may be on another machine.
         group = server.pid if not server.attached else None
